@@ -1,0 +1,1 @@
+//! hostler-a2e
