@@ -1,1 +1,80 @@
-//! hostler-core
+//! Hostler's core: starts, feeds, captures, watches and stops processes, and lets none outlive its owner.
+//!
+//! # Theory of operation
+//!
+//! A [`Host`] never starts a program itself. A small helper process, the *nursery*, starts a *keeper* for each
+//! [`Session`]; the keeper starts the session's programs and, being their subreaper, keeps everything that they start in
+//! turn below itself. Ending a session means that its keeper kills whatever is below it until nothing is. Host gone,
+//! keeper gone, nursery gone: each is noticed by one of the others ([`keeper`]).
+//!
+//! What a program prints is read by one task of the host into a log for each stream ([`capture`]), from which readers
+//! pull at their own pace ([`Cursor`], [`Outputs`]). An exit is not the end of output: the end is reported when
+//! everything that the program wrote was read ([`drain`]). What a process is doing is one pure state machine
+//! ([`lifecycle`]).
+//!
+//! This crate knows no wire format, no shell and no command line.
+//!
+//! # Example
+//!
+//! ```no_run
+//! use hostler_core::{Host, HostOptions, Nursery, SessionOptions, SpawnSpec, Stream, Then, CursorRead};
+//!
+//! // First thing in main: nursery and keepers are this same binary.
+//! hostler_core::run_if_helper();
+//! let nursery = Nursery::start(Default::default())?;
+//!
+//! let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+//! runtime.block_on(async {
+//!     let host = Host::start(nursery, HostOptions::default())?;
+//!     let session = host.open_session(SessionOptions::record());
+//!
+//!     let cat = session.spawn(SpawnSpec::new(["cat"])).await?;
+//!     cat.write(b"hello\n", Then::Close).done().await?;
+//!
+//!     let mut output = cat.cursor(Stream::Stdout).expect("standard output is always there");
+//!     let mut buffer = [0; 64];
+//!     if let CursorRead::Chunk(n) = output.next(&mut buffer).await? {
+//!         assert_eq!(&buffer[..n], b"hello\n");
+//!     }
+//!     println!("{:?}", cat.finished().await);
+//!
+//!     let receipt = session.close(std::time::Duration::from_secs(1)).await;
+//!     assert_eq!(receipt.survivors.total, 0);
+//!     Ok::<_, Box<dyn std::error::Error>>(())
+//! })
+//! # .map_err(|e| e as Box<dyn std::error::Error>)
+//! # ; Ok::<_, Box<dyn std::error::Error>>(())
+//! ```
+
+pub mod lifecycle;
+mod session;
+mod spec;
+mod host;
+mod process;
+mod outputs;
+mod id;
+mod stdin;
+pub mod drain;
+pub mod capture;
+mod cursor;
+mod state_dir;
+pub mod keeper;
+pub mod sys;
+
+pub use capture::{CaptureState, Policy, ReadError, Stream, Totals};
+pub use cursor::{Cursor, Gap, Read as CursorRead, SharedLog};
+pub use host::{CgroupUse, Host, HostOptions, StartError};
+pub use id::{ParseIdError, ProcessId, SessionId};
+pub use keeper::link::Receipt;
+pub use keeper::nursery_link::{HelperProgram, Nursery, NurseryError};
+pub use keeper::{PROCESS_ID_VARIABLE, run_if_helper};
+pub use keeper::protocol::Pids;
+pub use lifecycle::{End, Exit, ExitStatus, Outcome, State, StopCause};
+pub use outputs::{Chunk, Flush, Outputs, Pulled};
+pub use process::{Process, Signalled, Status, outcome};
+pub use session::{Session, SessionOptions};
+pub use spec::{Limit, SpawnError, SpawnSpec, SpecError, StderrMode, StdinMode};
+pub use state_dir::{Places, StateDir, StateDirError, StateHome};
+pub use stdin::{MAX_WAITING, Then, WriteError, Writing};
+pub use sys::signal::Signal;
+pub use sys::wait::Usage;

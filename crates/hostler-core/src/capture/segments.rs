@@ -1,0 +1,216 @@
+//! The spool of a relay: bytes that wait for their reader, in files that are removed behind it.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::Arc;
+
+use super::disk::{Disk, DiskFile, is_passing, read_some, write_all};
+
+/// A queue of files that holds the bytes `[start, end)` of a log.
+#[derive(Debug)]
+pub(super) struct Segments {
+    disk: Option<Arc<dyn Disk>>,
+    name: String,
+    segment_bytes: u64,
+    live: VecDeque<Segment>,
+    next_number: u64,
+    /// The last segment, while there is something to write.
+    writer: Option<Box<dyn DiskFile>>,
+    /// Another segment, by number, while there is something to read.
+    reader: Option<(u64, Box<dyn DiskFile>)>,
+}
+
+#[derive(Debug)]
+struct Segment {
+    number: u64,
+    start: u64,
+    len: u64,
+    /// From this offset on its bytes cannot be read.
+    broken_from: Option<u64>,
+}
+
+impl Segment {
+    fn end(&self) -> u64 {
+        self.start + self.len
+    }
+}
+
+/// What a read from the segments gave.
+#[derive(Debug)]
+pub(super) enum SegmentRead {
+    /// So many bytes.
+    Bytes(usize),
+    /// The bytes up to this offset cannot be read, as was found before.
+    Broken { to: u64 },
+    /// The same, found now.
+    NewlyBroken { to: u64, error: io::Error },
+}
+
+impl Segments {
+    pub(super) fn new(disk: Option<Arc<dyn Disk>>, name: String, segment_bytes: u64) -> Self {
+        let segment_bytes = segment_bytes.max(1);
+        Self { disk, name, segment_bytes, live: VecDeque::new(), next_number: 0, writer: None, reader: None }
+    }
+
+    /// Whether there is a disk at all.
+    pub(super) fn has_disk(&self) -> bool {
+        self.disk.is_some()
+    }
+
+    /// The first byte on the disk; `None` when there is none.
+    pub(super) fn start(&self) -> Option<u64> {
+        self.live.front().map(|segment| segment.start)
+    }
+
+    /// The offset after the last byte on the disk; 0 when there is none.
+    pub(super) fn end(&self) -> u64 {
+        self.live.back().map_or(0, Segment::end)
+    }
+
+    /// Appends bytes of the log that begin at `offset`, which is `end()` unless nothing is on the disk. Returns how
+    /// many were written, and what stopped it.
+    pub(super) fn append(&mut self, offset: u64, bytes: &[u8]) -> (usize, Option<io::Error>) {
+        let mut written = 0;
+        while written < bytes.len() {
+            let room = match self.writable(offset + written as u64) {
+                Ok(room) => room,
+                Err(error) => return (written, Some(error)),
+            };
+            let (Some(segment), Some(file)) = (self.live.back_mut(), &self.writer) else { break };
+            let rest = &bytes[written..];
+            let piece = &rest[..rest.len().min(usize::try_from(room).unwrap_or(usize::MAX))];
+            let (n, error) = write_all(file.as_ref(), piece, segment.len);
+            segment.len += n as u64;
+            written += n;
+            if segment.len == 0 {
+                self.drop_last();
+            }
+            if error.is_some() {
+                return (written, error);
+            }
+        }
+        (written, None)
+    }
+
+    /// Makes sure that the last segment is open and has room; returns how much.
+    fn writable(&mut self, offset: u64) -> io::Result<u64> {
+        let Some(disk) = self.disk.clone() else { return Err(io::ErrorKind::StorageFull.into()) };
+        match self.live.back() {
+            Some(last) if last.len < self.segment_bytes && last.broken_from.is_none() => {
+                let (number, room) = (last.number, self.segment_bytes - last.len);
+                if self.writer.is_none() {
+                    self.writer = Some(disk.open(&self.file_name(number))?);
+                }
+                Ok(room)
+            }
+            Some(_) | None => {
+                let number = self.next_number;
+                // A name is used once, also when making the file fails half-way.
+                self.next_number += 1;
+                self.writer = Some(disk.create(&self.file_name(number))?);
+                self.live.push_back(Segment { number, start: offset, len: 0, broken_from: None });
+                Ok(self.segment_bytes)
+            }
+        }
+    }
+
+    /// Fills `bytes` from `offset` on, which must be on the disk, as far as one segment goes.
+    ///
+    /// # Errors
+    /// Only when it may work later.
+    pub(super) fn read(&mut self, offset: u64, bytes: &mut [u8]) -> io::Result<SegmentRead> {
+        let place = self.live.partition_point(|segment| segment.end() <= offset);
+        let Some(segment) = self.live.get(place) else { return Ok(SegmentRead::Bytes(0)) };
+        let (number, start, end) = (segment.number, segment.start, segment.end());
+        let readable = segment.broken_from.unwrap_or(end);
+        if offset >= readable {
+            return Ok(SegmentRead::Broken { to: end });
+        }
+        let want = usize::try_from(readable - offset).unwrap_or(usize::MAX).min(bytes.len());
+        match self.read_from(place, number, &mut bytes[..want], offset - start) {
+            Ok(n) => Ok(SegmentRead::Bytes(n)),
+            Err(error) if is_passing(&error) => Err(error),
+            Err(error) => {
+                if let Some(segment) = self.live.get_mut(place) {
+                    segment.broken_from = Some(offset);
+                }
+                if place + 1 == self.live.len() {
+                    self.writer = None;
+                }
+                Ok(SegmentRead::NewlyBroken { to: end, error })
+            }
+        }
+    }
+
+    fn read_from(&mut self, place: usize, number: u64, bytes: &mut [u8], at: u64) -> io::Result<usize> {
+        if let Some(writer) = self.writer.as_ref().filter(|_| place + 1 == self.live.len()) {
+            return read_some(writer.as_ref(), bytes, at);
+        }
+        if let Some((_, reader)) = self.reader.as_ref().filter(|(open, _)| *open == number) {
+            return read_some(reader.as_ref(), bytes, at);
+        }
+        let Some(disk) = &self.disk else { return Err(io::ErrorKind::NotFound.into()) };
+        let file = disk.open(&self.file_name(number))?;
+        let read = read_some(file.as_ref(), bytes, at);
+        self.reader = Some((number, file));
+        read
+    }
+
+    /// The end of the segment that is known to be unreadable at this offset.
+    pub(super) fn broken_at(&self, offset: u64) -> Option<u64> {
+        let is_broken = |s: &&Segment| s.broken_from.is_some_and(|from| from <= offset) && offset < s.end();
+        self.live.iter().find(is_broken).map(Segment::end)
+    }
+
+    /// How many of the bytes from `offset` on are known to be unreadable.
+    pub(super) fn unreadable_from(&self, offset: u64) -> u64 {
+        let broken = |segment: &Segment| {
+            segment.broken_from.map_or(0, |from| segment.end().saturating_sub(from.max(offset)))
+        };
+        self.live.iter().map(broken).sum()
+    }
+
+    /// Removes the segments that end at or before `offset`.
+    pub(super) fn release_before(&mut self, offset: u64) {
+        while self.live.front().is_some_and(|segment| segment.end() <= offset) {
+            if self.live.len() == 1 {
+                self.drop_last();
+            } else if let Some(segment) = self.live.pop_front() {
+                self.remove(segment.number);
+            }
+        }
+    }
+
+    /// Closes what is open.
+    pub(super) fn idle(&mut self) {
+        self.writer = None;
+        self.reader = None;
+        self.live.shrink_to_fit();
+    }
+
+    fn drop_last(&mut self) {
+        self.writer = None;
+        if let Some(segment) = self.live.pop_back() {
+            self.remove(segment.number);
+        }
+    }
+
+    fn remove(&mut self, number: u64) {
+        self.reader.take_if(|(open, _)| *open == number);
+        let Some(disk) = &self.disk else { return };
+        let name = self.file_name(number);
+        if let Err(error) = disk.remove(&name) {
+            tracing::warn!(file = %disk.path(&name).display(), %error, "failed to remove a spool file");
+        }
+    }
+
+    fn file_name(&self, number: u64) -> String {
+        format!("{}.{number}", self.name)
+    }
+}
+
+impl Drop for Segments {
+    fn drop(&mut self) {
+        self.release_before(u64::MAX);
+    }
+}

@@ -1,0 +1,139 @@
+//! Names of sessions and processes.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustix::rand::{GetRandomFlags, getrandom};
+
+/// Random bits from the kernel.
+fn random_bits() -> [u8; 16] {
+    let mut bits = [0; 16];
+    let mut filled = 0;
+    while filled < bits.len() {
+        match getrandom(&mut bits[filled..], GetRandomFlags::empty()) {
+            Ok(n) => filled += n,
+            Err(rustix::io::Errno::INTR) => {}
+            // getrandom(2) without flags fails for no other reason; what is filled in by then stays.
+            Err(_) => break,
+        }
+    }
+    bits
+}
+
+/// Text that is no id.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("an id is 32 hexadecimal digits")]
+pub struct ParseIdError;
+
+fn parse_hex(text: &str) -> Result<u128, ParseIdError> {
+    if text.len() != 32 || !text.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b)) {
+        return Err(ParseIdError);
+    }
+    u128::from_str_radix(text, 16).map_err(|_| ParseIdError)
+}
+
+/// A session's name: 128 random bits, shown as 32 hexadecimal digits. Knowing it is what opens the session to a
+/// stranger, so it is not shown in logs of other sessions.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SessionId(u128);
+
+impl SessionId {
+    /// A new one.
+    pub fn random() -> Self {
+        Self(u128::from_le_bytes(random_bits()))
+    }
+}
+
+impl fmt::Display for SessionId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:032x}", self.0)
+    }
+}
+
+impl fmt::Debug for SessionId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "SessionId({:08x}…)", self.0 >> 96)
+    }
+}
+
+impl FromStr for SessionId {
+    type Err = ParseIdError;
+
+    fn from_str(text: &str) -> Result<Self, ParseIdError> {
+        parse_hex(text).map(Self)
+    }
+}
+
+/// A process's name, shown as 32 hexadecimal digits: 64 bits that are random in each host, then a counter.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ProcessId(u128);
+
+impl ProcessId {
+    pub(crate) fn from_u128(bits: u128) -> Self {
+        Self(bits)
+    }
+
+    /// The 128 bits, for other spellings of the id (a UUID on the A2E wire).
+    pub fn to_u128(self) -> u128 {
+        self.0
+    }
+}
+
+impl fmt::Display for ProcessId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:032x}", self.0)
+    }
+}
+
+impl fmt::Debug for ProcessId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ProcessId({self})")
+    }
+}
+
+impl FromStr for ProcessId {
+    type Err = ParseIdError;
+
+    fn from_str(text: &str) -> Result<Self, ParseIdError> {
+        parse_hex(text).map(Self)
+    }
+}
+
+/// Hands out process ids.
+#[derive(Debug)]
+pub(crate) struct ProcessIds {
+    prefix: u64,
+    next: AtomicU64,
+}
+
+impl ProcessIds {
+    pub(crate) fn new() -> Self {
+        let [a, b, c, d, e, f, g, h, ..] = random_bits();
+        Self { prefix: u64::from_le_bytes([a, b, c, d, e, f, g, h]), next: AtomicU64::new(1) }
+    }
+
+    pub(crate) fn next(&self) -> ProcessId {
+        let low = self.next.fetch_add(1, Ordering::Relaxed);
+        ProcessId((u128::from(self.prefix) << 64) | u128::from(low))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_print_as_32_digits_and_parse_back() {
+        let id = SessionId::random();
+        assert_eq!(id.to_string().parse(), Ok(id));
+        assert_ne!(SessionId::random(), id);
+        let ids = ProcessIds::new();
+        let (a, b) = (ids.next(), ids.next());
+        assert!(a < b);
+        assert_eq!(a.to_string().parse(), Ok(a));
+        for bad in ["", "abc", &"g".repeat(32), &"A".repeat(32), &"0".repeat(33)] {
+            assert_eq!(bad.parse::<ProcessId>(), Err(ParseIdError));
+        }
+    }
+}

@@ -1,0 +1,232 @@
+//! Who belongs to whom among a keeper's descendants.
+//!
+//! A keeper is a child subreaper: what its session starts stays below it. Direct children are either roots, which
+//! the books know, or *adopted*: descendants whose parent ended. An adopted process (with all that is below it)
+//! belongs to the process whose session, process group or control group it is in; failing that, to the one whose
+//! id it carries in its environment or whose output pipe it can still write to. Marks count only here, among our own
+//! adopted processes: a program elsewhere that carries the same environment is never looked at.
+
+use std::collections::{HashMap, HashSet};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
+use super::PROCESS_ID_VARIABLE;
+use super::books::Books;
+use crate::id::ProcessId;
+use crate::sys::cgroup::{self, Leaf};
+use crate::sys::clone::Attempt;
+use crate::sys::procfs::{self, Stat};
+
+/// A process whose root has ended while something that it started lives on.
+#[derive(Debug)]
+pub(super) struct Bereft {
+    /// The root's pid, which names the session and group that the rest may still be in. It stays reserved while they
+    /// have members.
+    root_pid: i32,
+    pipes: [u64; 2],
+    leaf: Option<Leaf>,
+}
+
+impl Bereft {
+    pub(super) fn new(root_pid: i32, pipes: [u64; 2], leaf: Option<Leaf>) -> Self {
+        Self { root_pid, pipes, leaf }
+    }
+
+    pub(super) fn leaf(&self) -> Option<&Leaf> {
+        self.leaf.as_ref()
+    }
+
+    pub(super) fn into_leaf(self) -> Option<Leaf> {
+        self.leaf
+    }
+}
+
+#[derive(Debug)]
+struct Adopted {
+    start_time: u64,
+    owner: Option<ProcessId>,
+}
+
+/// One process to signal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Member {
+    pub(super) pid: i32,
+    /// Tells it from a later process with the same pid.
+    pub(super) start_time: u64,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Family {
+    /// `/proc/self/task/TID/children` of the watching thread, kept open: adopted processes are its children, while
+    /// roots are the spawning thread's. `None` where the kernel has no such file.
+    own_children: Option<File>,
+    adopted: HashMap<i32, Adopted>,
+    bereft: HashMap<ProcessId, Bereft>,
+    /// Members seen below a live root during a stop, by pid and start time: they keep their owner when adopted later.
+    seen: HashMap<(i32, u64), ProcessId>,
+}
+
+impl Family {
+    /// To be made by the thread that will watch.
+    pub(super) fn new() -> Self {
+        Self {
+            own_children: File::open("/proc/thread-self/children").ok(),
+            adopted: HashMap::new(),
+            bereft: HashMap::new(),
+            seen: HashMap::new(),
+        }
+    }
+
+    /// Looks at who has been adopted and finds owners for those that are new or still without one.
+    pub(super) fn refresh(&mut self, books: &Books, attempt: &Attempt) {
+        let now: HashSet<i32> = self.adopted_pids(books, attempt).into_iter().collect();
+        self.adopted.retain(|pid, _| now.contains(pid));
+        for pid in now {
+            let Some(stat) = procfs::stat(pid) else { continue };
+            if stat.is_dead() {
+                self.adopted.remove(&pid);
+                continue;
+            }
+            let known = self.adopted.get(&pid).filter(|a| a.start_time == stat.start_time);
+            if known.is_some_and(|a| a.owner.is_some()) {
+                continue;
+            }
+            let owner = self.owner(books, &stat);
+            self.adopted.insert(pid, Adopted { start_time: stat.start_time, owner });
+        }
+    }
+
+    fn adopted_pids(&self, books: &Books, attempt: &Attempt) -> Vec<i32> {
+        let mut pids = match &self.own_children {
+            Some(file) => read_pids(file),
+            None => procfs::children(rustix::process::getpid().as_raw_nonzero().get()),
+        };
+        pids.retain(|pid| books.known(*pid, attempt) == super::books::Known::Adopted);
+        pids
+    }
+
+    /// The signs in the order in which they are hard to lose.
+    fn owner(&self, books: &Books, stat: &Stat) -> Option<ProcessId> {
+        if let Some(id) = self.seen.get(&(stat.pid, stat.start_time)) {
+            return Some(*id);
+        }
+        let by_session = |pid: i32| {
+            let live = books.roots.get(&pid).map(|root| root.id);
+            live.or_else(|| self.bereft.iter().find(|(_, b)| b.root_pid == pid).map(|(id, _)| *id))
+        };
+        if let Some(id) = by_session(stat.session).or_else(|| by_session(stat.group)) {
+            return Some(id);
+        }
+        let ours = |id: &ProcessId| books.pid_of.contains_key(id) || self.bereft.contains_key(id);
+        cgroup::leaf_of(stat.pid, ours)
+            .or_else(|| procfs::environ_value(stat.pid, PROCESS_ID_VARIABLE)?.parse().ok().filter(ours))
+            .or_else(|| self.by_pipe(books, stat.pid))
+    }
+
+    fn by_pipe(&self, books: &Books, pid: i32) -> Option<ProcessId> {
+        let held = procfs::written_pipes(pid);
+        if held.is_empty() {
+            return None;
+        }
+        let live = books.roots.values().map(|root| (root.id, root.pipes));
+        let gone = self.bereft.iter().map(|(id, b)| (*id, b.pipes));
+        live.chain(gone).find(|(_, pipes)| pipes.iter().any(|inode| held.contains(inode))).map(|(id, _)| id)
+    }
+
+    /// Adopted processes of this owner, and everything below them. Call [`Family::refresh`] before.
+    pub(super) fn adopted_of(&self, id: ProcessId) -> Vec<Member> {
+        let tops: Vec<i32> = self.adopted.iter().filter(|(_, a)| a.owner == Some(id)).map(|(pid, _)| *pid).collect();
+        with_descendants(tops)
+    }
+
+    /// Everything alive that belongs to the process: root, descendants, adopted ones.
+    pub(super) fn members(&mut self, books: &Books, attempt: &Attempt, id: ProcessId) -> Vec<Member> {
+        let mut members = Vec::new();
+        if let Some(pid) = books.pid_of.get(&id).copied().or_else(|| books.starting_pid(id, attempt)) {
+            members = with_descendants(vec![pid]);
+            self.seen.extend(members.iter().map(|m| ((m.pid, m.start_time), id)));
+        }
+        members.extend(self.adopted_of(id));
+        if let Some(leaf) = self.leaf(books, id) {
+            let strangers = leaf.pids().into_iter().filter(|pid| !members.iter().any(|m| m.pid == *pid));
+            let strangers: Vec<Member> = strangers.filter_map(member).collect();
+            members.extend(strangers);
+        }
+        members
+    }
+
+    /// The control group of a process.
+    pub(super) fn leaf<'a>(&'a self, books: &'a Books, id: ProcessId) -> Option<&'a Leaf> {
+        let live = books.pid_of.get(&id).and_then(|pid| books.roots.get(pid)).and_then(|root| root.leaf.as_ref());
+        live.or_else(|| self.bereft.get(&id).and_then(Bereft::leaf))
+    }
+
+    /// Everything alive below the keeper.
+    pub(super) fn everyone(&self, books: &Books, attempt: &Attempt) -> Vec<Member> {
+        let mut tops: Vec<i32> = books.roots.keys().copied().chain(self.adopted.keys().copied()).collect();
+        tops.extend(books.starting.and_then(|id| books.starting_pid(id, attempt)));
+        with_descendants(tops)
+    }
+
+    /// Adopted processes that nothing ties to a process.
+    pub(super) fn unattributed(&self) -> Vec<i32> {
+        self.adopted.iter().filter(|(_, a)| a.owner.is_none()).map(|(pid, _)| *pid).collect()
+    }
+
+    /// Remembers a process whose root has ended but not all that it started.
+    pub(super) fn bereave(&mut self, id: ProcessId, bereft: Bereft) {
+        self.bereft.insert(id, bereft);
+    }
+
+    /// Takes out those of which nothing lives any more.
+    pub(super) fn take_gone(&mut self) -> Vec<(ProcessId, Bereft)> {
+        let owners: HashSet<ProcessId> = self.adopted.values().filter_map(|a| a.owner).collect();
+        let gone = |id: &ProcessId, b: &Bereft| !owners.contains(id) && !b.leaf.as_ref().is_some_and(Leaf::populated);
+        let ids: Vec<ProcessId> = self.bereft.iter().filter(|(id, b)| gone(id, b)).map(|(id, _)| *id).collect();
+        ids.into_iter().filter_map(|id| Some((id, self.bereft.remove(&id)?))).collect()
+    }
+
+    /// Whether this process is known to have left something behind.
+    pub(super) fn is_bereft(&self, id: ProcessId) -> bool {
+        self.bereft.contains_key(&id)
+    }
+
+    /// Whether any process has.
+    pub(super) fn has_bereft(&self) -> bool {
+        !self.bereft.is_empty()
+    }
+
+    /// Forgets what was seen during stops, once none is under way.
+    pub(super) fn forget_seen(&mut self) {
+        self.seen.clear();
+    }
+}
+
+fn read_pids(file: &File) -> Vec<i32> {
+    let mut text = [0_u8; 4096];
+    let Ok(n) = file.read_at(&mut text, 0) else { return Vec::new() };
+    if n < text.len() {
+        return procfs::parse_pids(&text[..n]);
+    }
+    // Many of them: read on to the end.
+    let mut all = text.to_vec();
+    loop {
+        match file.read_at(&mut text, all.len() as u64) {
+            Ok(0) | Err(_) => return procfs::parse_pids(&all),
+            Ok(n) => all.extend_from_slice(&text[..n]),
+        }
+    }
+}
+
+fn member(pid: i32) -> Option<Member> {
+    let stat = procfs::stat(pid)?;
+    (!stat.is_dead()).then_some(Member { pid, start_time: stat.start_time })
+}
+
+/// These processes and everything below them, the dead left out.
+fn with_descendants(tops: Vec<i32>) -> Vec<Member> {
+    let mut pids = tops.clone();
+    procfs::descendants(&tops, &mut pids);
+    pids.into_iter().filter_map(member).collect()
+}

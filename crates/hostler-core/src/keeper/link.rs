@@ -1,0 +1,442 @@
+//! The host's end of one keeper: sends requests, hands answers to the processes and requests they belong to, and
+//! notices when the keeper is lost.
+//!
+//! Requests never wait: what the sockets do not take at once is sent by the link's own task. A lost keeper is
+//! declared so once: by its pidfd (its sockets may be held open by a child that hangs in exec), by the end of the
+//! control socket, or because it did not answer in time and was killed. Its processes are told when the nursery has
+//! killed what was left of them.
+
+use std::collections::{HashMap, VecDeque};
+use std::io::{self, IoSlice};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::sync::{Notify, oneshot};
+
+use super::protocol::{Control, KeeperEvent, MAX_PACKET, MAX_PIDS, Pids, SpawnRequest};
+use crate::id::ProcessId;
+use crate::lifecycle::ExitStatus;
+use crate::sys::clone::StartFailure;
+use crate::sys::packet::{self, Fds, Wait};
+use crate::sys::reactor;
+use crate::sys::signal;
+use crate::sys::wait::Usage;
+
+/// How long the nursery may take to sweep up after a lost keeper before its processes are told all the same.
+const SWEEP_LIMIT: Duration = Duration::from_secs(5);
+
+/// What a keeper tells one process.
+pub(crate) trait KeeperClient: Send + Sync + std::fmt::Debug {
+    /// The program executes.
+    fn spawned(&self, pid: i32, pidfd: Option<OwnedFd>);
+    /// There is no process.
+    fn spawn_failed(&self, failure: StartFailure);
+    /// The root has ended.
+    fn exited(&self, status: ExitStatus, usage: Usage, lingerers: Pids);
+    /// The last lingerer has ended.
+    fn gone(&self);
+    /// The keeper is lost and everything of the process is dead, or could not be accounted for.
+    fn keeper_lost(&self);
+    /// Kills the root by whatever the host holds of it, when there is nobody else who could.
+    fn kill_root(&self);
+}
+
+/// What a signal or a stop did.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Receipt {
+    /// Who got a signal.
+    pub signalled: Pids,
+    /// Who of the target was still alive at the end of the limit.
+    pub survivors: Pids,
+    /// Who lives in the session without a sign of which process started it: ended with the session.
+    pub unattributed: Pids,
+}
+
+/// The keeper is lost: its processes have been, or are being, killed by the nursery.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the session's keeper was lost")]
+pub struct KeeperLost;
+
+#[derive(Debug)]
+struct Packet {
+    bytes: Vec<u8>,
+    fds: Vec<OwnedFd>,
+}
+
+impl Packet {
+    fn send(&self, socket: BorrowedFd<'_>) -> io::Result<()> {
+        let fds: Vec<BorrowedFd<'_>> = self.fds.iter().map(AsFd::as_fd).collect();
+        packet::send(socket, &[IoSlice::new(&self.bytes)], &fds, Wait::Never)
+    }
+}
+
+#[derive(Debug, Default)]
+enum Phase {
+    /// In use.
+    #[default]
+    Up,
+    /// The session was closed: the keeper's end is no loss.
+    Closing,
+    /// Not there any more.
+    Lost,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    phase: Phase,
+    pid: Option<i32>,
+    pidfd: Option<Arc<AsyncFd<OwnedFd>>>,
+    spawns: VecDeque<Packet>,
+    controls: VecDeque<Packet>,
+    clients: HashMap<ProcessId, Arc<dyn KeeperClient>>,
+    next_ticket: u64,
+    tickets: HashMap<u64, oneshot::Sender<Receipt>>,
+    swept: bool,
+    has_nursery: bool,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct KeeperLink {
+    spawn: AsyncFd<OwnedFd>,
+    control: AsyncFd<OwnedFd>,
+    state: Mutex<State>,
+    /// Something for the task: a queue is no longer empty, the pidfd has come, the end was declared.
+    nudge: Notify,
+    swept: Notify,
+}
+
+/// The answer to a signal or a stop; dropping it does not take the request back.
+#[derive(Debug)]
+pub(crate) struct Ticket(oneshot::Receiver<Receipt>);
+
+impl Ticket {
+    pub(crate) async fn receipt(self) -> Result<Receipt, KeeperLost> {
+        self.0.await.map_err(|_| KeeperLost)
+    }
+}
+
+impl KeeperLink {
+    /// Makes the sockets: the link, and the keeper's ends of the spawn and the control socket.
+    pub(crate) fn open() -> io::Result<(Arc<Self>, OwnedFd, OwnedFd)> {
+        let (spawn, keeper_spawn) = packet::pair()?;
+        let (control, keeper_control) = packet::pair()?;
+        let link = Arc::new(Self {
+            spawn: reactor::register(spawn, Interest::WRITABLE)?,
+            control: reactor::register(control, Interest::READABLE | Interest::WRITABLE)?,
+            state: Mutex::new(State { has_nursery: true, ..State::default() }),
+            nudge: Notify::new(),
+            swept: Notify::new(),
+        });
+        tokio::spawn(Arc::clone(&link).run());
+        Ok((link, keeper_spawn, keeper_control))
+    }
+
+    pub(crate) fn is_lost(&self) -> bool {
+        matches!(self.state.lock().phase, Phase::Lost)
+    }
+
+    /// The keeper's pid, once the nursery has said so.
+    pub(crate) fn pid(&self) -> Option<i32> {
+        self.state.lock().pid
+    }
+
+    /// Sends a request that has no answer of its own.
+    pub(crate) fn request(&self, request: &SpawnRequest<'_>) -> io::Result<()> {
+        let packet = packed(request.encode(), Vec::new())?;
+        self.push_spawn(packet, None).map_err(|KeeperLost| io::Error::from(io::ErrorKind::BrokenPipe))
+    }
+
+    /// Asks for a program; the answers go to `client`, which is known here before the keeper is.
+    pub(crate) fn start(
+        &self,
+        id: ProcessId,
+        client: Arc<dyn KeeperClient>,
+        request: &SpawnRequest<'_>,
+        stdio: [OwnedFd; 3],
+    ) -> io::Result<()> {
+        let packet = packed(request.encode(), stdio.into())?;
+        self.push_spawn(packet, Some((id, client))).map_err(|KeeperLost| io::Error::from(io::ErrorKind::BrokenPipe))
+    }
+
+    fn push_spawn(&self, packet: Packet, client: Option<(ProcessId, Arc<dyn KeeperClient>)>) -> Result<(), KeeperLost> {
+        let mut state = self.state.lock();
+        if !matches!(state.phase, Phase::Up) {
+            return Err(KeeperLost);
+        }
+        if state.spawns.is_empty() {
+            match packet.send(self.spawn.as_fd()) {
+                Ok(()) => {
+                    state.clients.extend(client);
+                    return Ok(());
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(_) => return Err(KeeperLost),
+            }
+        }
+        state.clients.extend(client);
+        state.spawns.push_back(packet);
+        drop(state);
+        self.nudge.notify_one();
+        Ok(())
+    }
+
+    /// Sends a control request that is made from its ticket.
+    pub(crate) fn ask(&self, request: impl FnOnce(u64) -> Control) -> Ticket {
+        let (sender, receiver) = oneshot::channel();
+        let mut state = self.state.lock();
+        if matches!(state.phase, Phase::Lost) {
+            return Ticket(receiver);
+        }
+        state.next_ticket += 1;
+        let ticket = state.next_ticket;
+        let request = request(ticket);
+        if matches!(request, Control::Close { .. }) {
+            state.phase = Phase::Closing;
+        }
+        state.tickets.insert(ticket, sender);
+        let packet = Packet { bytes: request.encode(), fds: Vec::new() };
+        let sent = state.controls.is_empty() && packet.send(self.control.as_fd()).is_ok();
+        if !sent {
+            // A socket that is broken is found to be so by the task.
+            state.controls.push_back(packet);
+            drop(state);
+            self.nudge.notify_one();
+        }
+        Ticket(receiver)
+    }
+
+    /// Kills a keeper that does not answer; the nursery then kills what is below it.
+    pub(crate) fn abandon(&self) {
+        let pidfd = self.state.lock().pidfd.clone();
+        if let Some(pidfd) = pidfd {
+            tracing::error!("a keeper does not answer and is killed");
+            let _ = signal::send_pidfd(pidfd.as_fd(), libc::SIGKILL);
+        }
+    }
+
+    pub(super) fn started(&self, pid: i32, pidfd: Option<OwnedFd>) {
+        let pidfd = pidfd.and_then(|fd| reactor::register(fd, Interest::READABLE).ok()).map(Arc::new);
+        let mut state = self.state.lock();
+        state.pid = Some(pid);
+        state.pidfd = pidfd;
+        drop(state);
+        self.nudge.notify_one();
+    }
+
+    pub(super) fn failed_to_start(&self, errno: i32) {
+        tracing::error!(error = %io::Error::from_raw_os_error(errno), "a keeper could not be started");
+        let mut state = self.state.lock();
+        state.phase = Phase::Lost;
+        state.swept = true;
+        drop(state);
+        self.nudge.notify_one();
+    }
+
+    pub(super) fn swept(&self) {
+        self.state.lock().swept = true;
+        self.swept.notify_one();
+    }
+
+    pub(super) fn without_nursery(&self) {
+        self.state.lock().has_nursery = false;
+        self.swept.notify_one();
+    }
+
+    /// The link's task: until the keeper is gone.
+    async fn run(self: Arc<Self>) {
+        let mut buffer = vec![0_u8; 3 * (MAX_PIDS * 4 + 64)];
+        loop {
+            let (pidfd, spawns, controls) = {
+                let state = self.state.lock();
+                if matches!(state.phase, Phase::Lost) {
+                    break;
+                }
+                (state.pidfd.clone(), !state.spawns.is_empty(), !state.controls.is_empty())
+            };
+            let ended = tokio::select! {
+                biased;
+                received = self.control.async_io(Interest::READABLE, |fd| {
+                    packet::receive(fd.as_fd(), &mut buffer, Wait::Never)
+                }) => match received {
+                    Ok(Some((len, fds))) => self.hear(&buffer[..len], fds),
+                    Ok(None) | Err(_) => true,
+                },
+                () = ended(pidfd.as_deref()) => true,
+                sent = self.drain(Queue::Spawn), if spawns => sent.is_err(),
+                sent = self.drain(Queue::Control), if controls => sent.is_err(),
+                () = self.nudge.notified() => false,
+            };
+            if ended {
+                self.hear_the_rest(&mut buffer);
+                break;
+            }
+        }
+        self.lose().await;
+    }
+
+    /// What the keeper said before it ended is still true.
+    fn hear_the_rest(&self, buffer: &mut [u8]) {
+        while let Ok(Some((len, fds))) = packet::receive(self.control.as_fd(), buffer, Wait::Never) {
+            self.hear(&buffer[..len], fds);
+        }
+    }
+
+    async fn drain(&self, queue: Queue) -> io::Result<()> {
+        let socket = match queue {
+            Queue::Spawn => &self.spawn,
+            Queue::Control => &self.control,
+        };
+        socket
+            .async_io(Interest::WRITABLE, |fd| {
+                let mut state = self.state.lock();
+                let packets = match queue {
+                    Queue::Spawn => &mut state.spawns,
+                    Queue::Control => &mut state.controls,
+                };
+                while let Some(packet) = packets.front() {
+                    packet.send(fd.as_fd())?;
+                    packets.pop_front();
+                }
+                Ok(())
+            })
+            .await
+    }
+
+    /// Says whether the link is beyond use.
+    fn hear(&self, packet: &[u8], mut fds: Fds) -> bool {
+        match KeeperEvent::decode(packet) {
+            Ok(event) => {
+                self.dispatch(event, &mut fds);
+                false
+            }
+            Err(error) => {
+                tracing::error!(%error, "cannot understand a keeper");
+                self.abandon();
+                true
+            }
+        }
+    }
+
+    fn client(&self, id: ProcessId) -> Option<Arc<dyn KeeperClient>> {
+        self.state.lock().clients.get(&id).cloned()
+    }
+
+    fn forget(&self, id: ProcessId) -> Option<Arc<dyn KeeperClient>> {
+        self.state.lock().clients.remove(&id)
+    }
+
+    fn dispatch(&self, event: KeeperEvent, fds: &mut Fds) {
+        match event {
+            KeeperEvent::Spawned { id, pid } => {
+                if let Some(client) = self.client(id) {
+                    client.spawned(pid, fds.take());
+                }
+            }
+            KeeperEvent::SpawnFailed { id, failure } => {
+                if let Some(client) = self.forget(id) {
+                    client.spawn_failed(failure);
+                }
+            }
+            KeeperEvent::Exited { id, status, usage, lingerers } => {
+                let client = if lingerers.total == 0 { self.forget(id) } else { self.client(id) };
+                if let Some(client) = client {
+                    client.exited(status, usage, lingerers);
+                }
+            }
+            KeeperEvent::Gone { id } => {
+                if let Some(client) = self.forget(id) {
+                    client.gone();
+                }
+            }
+            KeeperEvent::Done { ticket, signalled, survivors, unattributed } => {
+                let sender = self.state.lock().tickets.remove(&ticket);
+                if let Some(sender) = sender {
+                    // Whoever asked may have stopped waiting.
+                    let _ = sender.send(Receipt { signalled, survivors, unattributed });
+                }
+            }
+        }
+    }
+
+    /// Tells everybody, once nothing of the processes can be alive.
+    async fn lose(&self) {
+        let (expected, had_nursery) = {
+            let mut state = self.state.lock();
+            let expected = matches!(state.phase, Phase::Closing);
+            state.phase = Phase::Lost;
+            (expected, state.has_nursery)
+        };
+        self.abandon_quietly(expected);
+        if !expected && had_nursery {
+            // The limit is for a nursery that was stopped or starved; its death ends the wait as well.
+            let _ = tokio::time::timeout(SWEEP_LIMIT, self.wait_until_swept()).await;
+        }
+        let (clients, swept) = {
+            let mut state = self.state.lock();
+            state.tickets.clear();
+            state.spawns.clear();
+            state.controls.clear();
+            (std::mem::take(&mut state.clients), state.swept || expected)
+        };
+        for client in clients.values() {
+            if !swept {
+                client.kill_root();
+            }
+            client.keeper_lost();
+        }
+    }
+
+    /// A keeper that is lost for another reason than its death must not live on beside its replacement.
+    fn abandon_quietly(&self, expected: bool) {
+        let pidfd = self.state.lock().pidfd.clone();
+        if let Some(pidfd) = pidfd.filter(|_| !expected) {
+            let _ = signal::send_pidfd(pidfd.as_fd(), libc::SIGKILL);
+        }
+    }
+
+    async fn wait_until_swept(&self) {
+        loop {
+            {
+                let state = self.state.lock();
+                if state.swept || !state.has_nursery {
+                    return;
+                }
+            }
+            self.swept.notified().await;
+        }
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Queue {
+    Spawn,
+    Control,
+}
+
+/// Until the process that the pidfd stands for has ended; never without one.
+async fn ended(pidfd: Option<&AsyncFd<OwnedFd>>) {
+    match pidfd {
+        Some(pidfd) => {
+            // An error here is an end as well: the descriptor is ours and valid.
+            let _ = pidfd.readable().await;
+        }
+        None => std::future::pending().await,
+    }
+}
+
+/// Puts a request into a packet, or into a memory file when it is too large.
+fn packed(bytes: Vec<u8>, mut fds: Vec<OwnedFd>) -> io::Result<Packet> {
+    if bytes.len() <= MAX_PACKET {
+        return Ok(Packet { bytes, fds });
+    }
+    let file = rustix::fs::memfd_create("hostler-request", rustix::fs::MemfdFlags::CLOEXEC)?;
+    let mut file = std::fs::File::from(file);
+    io::Write::write_all(&mut file, &bytes)?;
+    fds.push(file.into());
+    Ok(Packet { bytes: SpawnRequest::by_file(bytes.len() as u64), fds })
+}

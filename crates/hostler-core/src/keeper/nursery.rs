@@ -1,0 +1,185 @@
+//! The nursery: starts keepers, and kills what a lost keeper leaves behind.
+//!
+//! Everything below the nursery is the host's: its children are keepers, and descendants of a keeper that ended
+//! before its tree was empty. The latter are killed. It ends when the host is gone and it has no children left.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::ffi::CString;
+use std::io::{self, IoSlice};
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, getpid, getppid, pidfd_open};
+
+use super::KEEPER_ARGUMENT;
+use super::protocol::{NurseryEvent, StartKeeper};
+use crate::sys::clone::{self, Attempt, ChildStack, ExecPlan};
+use crate::sys::packet::{self, Fds, Wait};
+use crate::sys::wait::{self, Ended};
+use crate::sys::{procfs, signal};
+
+/// Between two passes over what is left of a lost keeper.
+const SWEEP_PAUSE: Duration = Duration::from_millis(1);
+
+pub(super) struct Nursery {
+    host: OwnedFd,
+    host_process: Option<OwnedFd>,
+    host_alive: bool,
+    child_signal: OwnedFd,
+    stack: ChildStack,
+    keepers: BTreeSet<i32>,
+    /// Keepers that have ended and whose orphans are being killed.
+    lost: Vec<i32>,
+    killed: BTreeSet<i32>,
+    outbox: VecDeque<Vec<u8>>,
+}
+
+impl Nursery {
+    pub(super) fn new(host: OwnedFd) -> io::Result<Self> {
+        Ok(Self {
+            host,
+            host_process: host_process(),
+            host_alive: true,
+            child_signal: signal::child_signal_fd()?,
+            stack: ChildStack::new()?,
+            keepers: BTreeSet::new(),
+            lost: Vec::new(),
+            killed: BTreeSet::new(),
+            outbox: VecDeque::new(),
+        })
+    }
+
+    pub(super) fn run(mut self) {
+        while self.host_alive || wait::peek_any() != Ended::NoChildren {
+            self.wait();
+            self.reap_all();
+            self.sweep();
+            self.flush();
+        }
+    }
+
+    fn wait(&mut self) {
+        let pause = Timespec { tv_sec: 0, tv_nsec: SWEEP_PAUSE.subsec_nanos().into() };
+        let idle = self.lost.is_empty() && (self.outbox.is_empty() || !self.host_alive);
+        let timeout = if idle { None } else { Some(&pause) };
+        let mut fds = vec![PollFd::new(&self.child_signal, PollFlags::IN)];
+        if self.host_alive {
+            fds.push(PollFd::new(&self.host, PollFlags::IN));
+            fds.extend(self.host_process.as_ref().map(|fd| PollFd::new(fd, PollFlags::IN)));
+        }
+        if poll(&mut fds, timeout).is_err() {
+            return;
+        }
+        let ready = |index: usize| fds.get(index).is_some_and(|fd: &PollFd<'_>| !fd.revents().is_empty());
+        let (child, request, gone) = (ready(0), ready(1), ready(2));
+        if child {
+            signal::drain_signal_fd(self.child_signal.as_fd());
+        }
+        if request {
+            self.serve();
+        }
+        if gone {
+            self.host_alive = false;
+        }
+    }
+
+    fn serve(&mut self) {
+        let mut buffer = [0_u8; 64];
+        loop {
+            match packet::receive(self.host.as_fd(), &mut buffer, Wait::Never) {
+                Ok(Some((len, fds))) => match StartKeeper::decode(&buffer[..len]) {
+                    Ok(StartKeeper { serial }) => self.start_keeper(serial, fds),
+                    Err(_) => return self.host_alive = false,
+                },
+                Ok(None) => return self.host_alive = false,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(_) => return self.host_alive = false,
+            }
+        }
+    }
+
+    fn start_keeper(&mut self, serial: u64, mut fds: Fds) {
+        let (Some(spawn), Some(control), Some(host)) = (fds.take(), fds.take(), fds.take()) else {
+            return self.outbox.push_back(NurseryEvent::KeeperFailed { serial, errno: libc::EPROTO }.encode());
+        };
+        let argv = [c"hostler-keeper", &CString::new(KEEPER_ARGUMENT).unwrap_or_default()].map(CString::from);
+        let argv = [argv[0].as_ptr(), argv[1].as_ptr(), std::ptr::null()];
+        let plan = ExecPlan {
+            candidates: &[CString::from(c"/proc/self/exe")],
+            argv: &argv,
+            envp: &[std::ptr::null()],
+            cwd: None,
+            stdio: [spawn.as_fd(), control.as_fd(), host.as_fd()],
+            nofile: None,
+            oom_score_adj: None,
+            cgroup: None,
+        };
+        let attempt = Attempt::default();
+        match clone::start(&plan, &mut self.stack, &attempt) {
+            Ok(started) => {
+                self.keepers.insert(started.pid);
+                let event = NurseryEvent::KeeperStarted { serial, pid: started.pid }.encode();
+                // With its descriptor it cannot wait in the outbox; the host reads this socket whatever else it does.
+                if packet::send(self.host.as_fd(), &[IoSlice::new(&event)], &[started.pidfd.as_fd()], Wait::Block).is_err() {
+                    self.host_alive = false;
+                }
+            }
+            Err(failed) => {
+                failed.zombie.map(wait::reap);
+                let errno = failed.failure.errno;
+                self.outbox.push_back(NurseryEvent::KeeperFailed { serial, errno }.encode());
+            }
+        }
+    }
+
+    fn reap_all(&mut self) {
+        while let Ended::Child(pid) = wait::peek_any() {
+            if self.keepers.remove(&pid) {
+                self.lost.push(pid);
+            }
+            wait::reap(pid);
+        }
+    }
+
+    /// Kills every child that is no keeper; when there is none, the lost keepers are dealt with. Direct children that
+    /// only we reap cannot have given their pids away.
+    fn sweep(&mut self) {
+        if self.lost.is_empty() && self.host_alive {
+            return;
+        }
+        let mut orphans = procfs::children(getpid().as_raw_nonzero().get());
+        orphans.retain(|pid| !self.keepers.contains(pid));
+        if orphans.is_empty() {
+            let killed = self.killed.len() as u32;
+            let swept = std::mem::take(&mut self.lost);
+            self.outbox.extend(swept.into_iter().map(|pid| NurseryEvent::Swept { pid, killed }.encode()));
+            self.killed.clear();
+            return;
+        }
+        for pid in orphans {
+            if signal::send_child(pid, libc::SIGKILL).is_ok() {
+                self.killed.insert(pid);
+            }
+        }
+    }
+
+    fn flush(&mut self) {
+        while let Some(bytes) = self.outbox.front().filter(|_| self.host_alive) {
+            match packet::send(self.host.as_fd(), &[IoSlice::new(bytes)], &[], Wait::Never) {
+                Ok(()) => {
+                    self.outbox.pop_front();
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(_) => return self.host_alive = false,
+            }
+        }
+    }
+}
+
+/// The host, as long as it is still the parent: a parent that ended before this looks like the end of the socket.
+fn host_process() -> Option<OwnedFd> {
+    let parent: Pid = getppid()?;
+    let pidfd = pidfd_open(parent, PidfdFlags::empty()).ok()?;
+    (getppid() == Some(parent)).then_some(pidfd)
+}

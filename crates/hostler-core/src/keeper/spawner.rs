@@ -1,0 +1,288 @@
+//! The keeper's spawning thread: one request at a time, from the spawn socket to a running program.
+//!
+//! It is the thread that vfork stops until the program executes, which may take for ever (a program on a dead
+//! network or FUSE file system); so it does nothing else. It ends when the host closes the spawn socket.
+
+use std::ffi::{CStr, CString, c_char};
+use std::fs::File;
+use std::io::{self, IoSlice};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+use super::books::{Books, Root};
+use super::protocol::{Body, KeeperEvent, MAX_PACKET, Open, ProtocolError, Spawn, SpawnRequest};
+use super::{PROCESS_ID_VARIABLE, Shared};
+use crate::sys::cgroup::{Leaf, SessionGroup};
+use crate::sys::clone::{self, ChildStack, ExecPlan, FailedStart, StartFailure, Started, Step};
+use crate::sys::packet::{self, Fds, Wait};
+use crate::sys::wait;
+
+/// What [`Open`] said, in the forms that starting a program wants.
+#[derive(Debug, Default)]
+struct Common {
+    nofile: Option<(u64, u64)>,
+    oom_score_adj: Option<CString>,
+    search_path: Vec<u8>,
+    env: Vec<u8>,
+    group: Option<SessionGroup>,
+}
+
+/// The thread's own things.
+pub(super) struct Spawner {
+    requests: OwnedFd,
+    shared: Arc<Shared>,
+    stack: ChildStack,
+    common: Common,
+    buffer: Vec<u8>,
+}
+
+impl Spawner {
+    pub(super) fn new(requests: OwnedFd, shared: Arc<Shared>) -> io::Result<Self> {
+        Ok(Self {
+            requests,
+            shared,
+            stack: ChildStack::new()?,
+            common: Common::default(),
+            buffer: vec![0; MAX_PACKET + 1024],
+        })
+    }
+
+    /// Serves until the host closes its end or breaks the protocol.
+    pub(super) fn run(mut self) {
+        loop {
+            let mut buffer = std::mem::take(&mut self.buffer);
+            let Ok(Some((len, fds))) = packet::receive(self.requests.as_fd(), &mut buffer, Wait::Block) else { return };
+            if self.serve(&buffer[..len], fds).is_err() {
+                return;
+            }
+            self.buffer = buffer;
+        }
+    }
+
+    fn serve(&mut self, packet: &[u8], mut fds: Fds) -> Result<(), ProtocolError> {
+        let stdio: [Option<OwnedFd>; 3];
+        let body;
+        let bytes = match SpawnRequest::body(packet)? {
+            Body::Inline(bytes) => {
+                stdio = [fds.take(), fds.take(), fds.take()];
+                bytes
+            }
+            Body::File(len) => {
+                let mut all: Vec<OwnedFd> = std::iter::from_fn(|| fds.take()).collect();
+                body = read_file(all.pop().ok_or(ProtocolError::Malformed)?, len)?;
+                let mut all = all.into_iter();
+                stdio = [all.next(), all.next(), all.next()];
+                &body
+            }
+        };
+        match SpawnRequest::decode(bytes)? {
+            SpawnRequest::Open(open) => self.open(&open),
+            SpawnRequest::Spawn(spawn) => {
+                let [Some(stdin), Some(stdout), Some(stderr)] = stdio else { return Err(ProtocolError::Malformed) };
+                self.spawn(&spawn, [stdin, stdout, stderr]);
+            }
+        }
+        Ok(())
+    }
+
+    fn open(&mut self, open: &Open<'_>) {
+        self.common = Common {
+            nofile: Some(open.nofile),
+            oom_score_adj: CString::new(open.oom_score_adj).ok().filter(|text| !text.is_empty()),
+            search_path: open.search_path.to_vec(),
+            env: open.env.to_vec(),
+            // A folder that cannot be made only costs the quick way to kill: the walk over descendants does the same.
+            group: if open.cgroup.is_empty() { None } else { SessionGroup::create(open.cgroup, open.session).ok() },
+        };
+    }
+
+    fn spawn(&mut self, spawn: &Spawn<'_>, stdio: [OwnedFd; 3]) {
+        let id = spawn.id;
+        let pipes = [inode(stdio[1].as_fd()), inode(stdio[2].as_fd())];
+        let leaf = self.common.group.as_ref().and_then(|group| group.leaf(id).ok());
+        self.shared.books.lock().starting = Some(id);
+        let result = self.start(spawn, &stdio, leaf.as_ref());
+        drop(stdio);
+        match result {
+            Ok(started) => {
+                let event = KeeperEvent::Spawned { id, pid: started.pid };
+                // A host that is gone needs no answer: the watching thread has seen its end.
+                let _ = self.send(&event, &[started.pidfd.as_fd()]);
+                self.enter(|books| books.insert(started.pid, Root { id, pipes, leaf }));
+            }
+            Err(FailedStart { failure, zombie }) => {
+                self.enter(|_| {
+                    zombie.map(wait::reap);
+                });
+                if let Some(leaf) = leaf {
+                    let _ = leaf.remove();
+                }
+                let _ = self.send(&KeeperEvent::SpawnFailed { id, failure }, &[]);
+            }
+        }
+    }
+
+    /// Writes the outcome of a start into the books, after which it is no longer in flight.
+    fn enter(&self, write: impl FnOnce(&mut Books)) {
+        let look_again = {
+            let mut books = self.shared.books.lock();
+            write(&mut books);
+            books.starting = None;
+            self.shared.attempt.settle();
+            std::mem::take(&mut books.look_again)
+        };
+        if look_again {
+            self.shared.wake_watcher();
+        }
+    }
+
+    fn send(&self, event: &KeeperEvent, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+        packet::send(self.shared.control.as_fd(), &[IoSlice::new(&event.encode())], fds, Wait::Block)
+    }
+
+    fn start(&mut self, spawn: &Spawn<'_>, stdio: &[OwnedFd; 3], leaf: Option<&Leaf>) -> Result<Started, FailedStart> {
+        let marker = format!("{PROCESS_ID_VARIABLE}={}\0", spawn.id);
+        let argv = pointers(spawn.argv);
+        let envp = layered_env(&self.common.env, spawn.env, marker.as_bytes());
+        let program = argv_first(spawn.argv);
+        let candidates = candidates(program, &self.common.search_path);
+        let mut cwd = spawn.cwd.to_vec();
+        cwd.push(0);
+        let plan = ExecPlan {
+            candidates: &candidates,
+            argv: &argv,
+            envp: &envp,
+            cwd: if spawn.cwd.is_empty() { None } else { CStr::from_bytes_until_nul(&cwd).ok() },
+            stdio: [stdio[0].as_fd(), stdio[1].as_fd(), stdio[2].as_fd()],
+            nofile: self.common.nofile,
+            oom_score_adj: self.common.oom_score_adj.as_deref(),
+            cgroup: leaf.map(Leaf::dir),
+        };
+        match clone::start(&plan, &mut self.stack, &self.shared.attempt) {
+            // A group that does not take the process (its folder was removed, or a rule of the kernel's): go without.
+            Err(FailedStart { failure: StartFailure { step: Step::Clone, errno }, zombie: None })
+                if plan.cgroup.is_some() && errno != libc::EAGAIN && errno != libc::ENOMEM =>
+            {
+                clone::start(&ExecPlan { cgroup: None, ..plan }, &mut self.stack, &self.shared.attempt)
+            }
+            result => result,
+        }
+    }
+}
+
+fn read_file(file: OwnedFd, len: u64) -> Result<Vec<u8>, ProtocolError> {
+    let len = usize::try_from(len).map_err(|_| ProtocolError::Malformed)?;
+    let file = File::from(file);
+    if file.metadata().map_or(0, |m| m.len()) < len as u64 {
+        return Err(ProtocolError::Malformed);
+    }
+    let mut bytes = vec![0; len];
+    file.read_exact_at(&mut bytes, 0).map_err(|_| ProtocolError::Malformed)?;
+    Ok(bytes)
+}
+
+fn inode(fd: BorrowedFd<'_>) -> u64 {
+    rustix::fs::fstat(fd).map_or(0, |s| s.st_ino)
+}
+
+/// Pointers to NUL-ended strings that stand one after another, with the null pointer that ends such an array.
+fn pointers(block: &[u8]) -> Vec<*const c_char> {
+    let mut found = Vec::with_capacity(16);
+    let mut rest = block;
+    while let Some(end) = memchr::memchr(0, rest) {
+        found.push(rest.as_ptr().cast());
+        rest = &rest[end + 1..];
+    }
+    found.push(std::ptr::null());
+    found
+}
+
+fn argv_first(argv: &[u8]) -> &[u8] {
+    argv.split(|b| *b == 0).next().unwrap_or_default()
+}
+
+fn entries(block: &[u8]) -> impl Iterator<Item = &[u8]> {
+    block.split_inclusive(|b| *b == 0)
+}
+
+fn name(entry: &[u8]) -> &[u8] {
+    memchr::memchr(b'=', entry).map_or(entry, |end| &entry[..end])
+}
+
+/// The inherited environment with `over` and the marker laid over it: a later value replaces an earlier one.
+fn layered_env(base: &[u8], over: &[u8], marker: &[u8]) -> Vec<*const c_char> {
+    let mut replaced: Vec<&[u8]> = entries(over).map(name).collect();
+    replaced.push(name(marker));
+    replaced.sort_unstable();
+    let kept = entries(base).filter(|entry| replaced.binary_search(&name(entry)).is_err());
+    let mut envp: Vec<*const c_char> = kept.map(|entry| entry.as_ptr().cast()).collect();
+    envp.extend(entries(over).filter(|entry| name(entry) != name(marker)).map(|entry| entry.as_ptr().cast()));
+    envp.push(marker.as_ptr().cast());
+    envp.push(std::ptr::null());
+    envp
+}
+
+/// Where execvp(3) would look for the program.
+fn candidates(program: &[u8], search_path: &[u8]) -> Vec<CString> {
+    if program.contains(&b'/') || program.is_empty() {
+        return CString::new(program).into_iter().collect();
+    }
+    let folders = search_path.split(|b| *b == b':');
+    folders.filter_map(|folder| join(folder, program)).collect()
+}
+
+/// An empty folder in the search path means the working directory.
+fn join(folder: &[u8], program: &[u8]) -> Option<CString> {
+    let mut path = Vec::with_capacity(folder.len() + program.len() + 2);
+    path.extend_from_slice(if folder.is_empty() { b"." } else { folder });
+    path.push(b'/');
+    path.extend_from_slice(program);
+    CString::new(path).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn strings(pointers: &[*const c_char]) -> Vec<String> {
+        let pointers = &pointers[..pointers.len() - 1];
+        let text = |p: &*const c_char| {
+            #[expect(unsafe_code, reason = "the pointers under test are those that exec would follow")]
+            // SAFETY: each points to a NUL-ended string that the test keeps alive.
+            unsafe {
+                CStr::from_ptr(*p).to_str().unwrap().to_owned()
+            }
+        };
+        pointers.iter().map(text).collect()
+    }
+
+    #[test]
+    fn env_is_layered_and_the_marker_wins() {
+        let base = b"A=1\0HOSTLER_PROCESS_ID=old\0B=2\0";
+        let over = b"B=3\0HOSTLER_PROCESS_ID=forged\0C=x=y\0";
+        let env = layered_env(base, over, b"HOSTLER_PROCESS_ID=new\0");
+        assert_eq!(strings(&env), ["A=1", "B=3", "C=x=y", "HOSTLER_PROCESS_ID=new"]);
+        assert_eq!(strings(&layered_env(b"", b"", b"M=1\0")), ["M=1"]);
+    }
+
+    #[test]
+    fn programs_are_looked_for_as_execvp_does() {
+        let found = |program: &str, path: &str| {
+            candidates(program.as_bytes(), path.as_bytes())
+                .into_iter()
+                .map(|c| c.into_string().unwrap())
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(found("ls", "/bin:/usr/bin"), ["/bin/ls", "/usr/bin/ls"]);
+        assert_eq!(found("ls", ":/x"), ["./ls", "/x/ls"]);
+        assert_eq!(found("./ls", "/bin"), ["./ls"]);
+        assert_eq!(found("/bin/ls", "/x"), ["/bin/ls"]);
+    }
+
+    #[test]
+    fn argv_block_becomes_pointers() {
+        assert_eq!(strings(&pointers(b"a\0\0b c\0")), ["a", "", "b c"]);
+        assert_eq!(argv_first(b"prog\0x\0"), b"prog");
+    }
+}

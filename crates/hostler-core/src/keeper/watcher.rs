@@ -1,0 +1,391 @@
+//! The keeper's watching thread: reaps, kills, and ends the session when the host is gone.
+//!
+//! It never waits for anything but its own epoll: not for an exec (the spawning thread does), not for the host to
+//! take an answer (those queue). It is the only one who reaps, so what it signals under the lock of the books cannot
+//! be a reused pid. The keeper ends when its session is over *and* nothing lives below it.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::io::{self, IoSlice};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::event::{Timespec, epoll};
+
+use super::Shared;
+use super::books::Known;
+use super::family::{Bereft, Family, Member};
+use super::hunt::{Hunt, Pass, Quarry, signal_pinned};
+use super::protocol::{Control, KeeperEvent, Pids, Scope};
+use crate::id::ProcessId;
+use crate::lifecycle::ExitStatus;
+use crate::sys::cgroup::Leaf;
+use crate::sys::packet::{self, Wait};
+use crate::sys::signal::{self, Signal};
+use crate::sys::wait::{self, Ended, Usage};
+use crate::sys::clock;
+
+const CONTROL: u64 = 0;
+const CHILD: u64 = 1;
+const HOST: u64 = 2;
+const WAKE: u64 = 3;
+
+/// How long a hunt that nobody waits for goes on before it starts over.
+const UNATTENDED_LIMIT: Duration = Duration::from_secs(3600);
+
+/// Where the session stands.
+#[derive(Debug)]
+enum Session {
+    Open,
+    /// Asked to end: SIGTERM is sent, SIGKILL follows.
+    Closing { ticket: u64, kill_at: Instant, limit: Duration, termed: BTreeSet<i32> },
+    /// Everything is being killed, or is dead.
+    Ending,
+}
+
+/// The thread's own things.
+pub(super) struct Watcher {
+    shared: Arc<Shared>,
+    epoll: OwnedFd,
+    child_signal: OwnedFd,
+    family: Family,
+    hunts: Vec<(Hunt, Instant)>,
+    session: Session,
+    host_alive: bool,
+    outbox: VecDeque<Vec<u8>>,
+    waiting_for_room: bool,
+}
+
+struct Exit {
+    id: ProcessId,
+    pid: i32,
+    pipes: [u64; 2],
+    leaf: Option<Leaf>,
+    status: ExitStatus,
+    usage: Usage,
+}
+
+impl Watcher {
+    /// To be made by the main thread of the keeper, with SIGCHLD blocked.
+    pub(super) fn new(shared: Arc<Shared>, host: Option<&OwnedFd>) -> io::Result<Self> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let child_signal = signal::child_signal_fd()?;
+        let watch = |fd: BorrowedFd<'_>, token| {
+            epoll::add(&epoll, fd, epoll::EventData::new_u64(token), epoll::EventFlags::IN)
+        };
+        watch(shared.control.as_fd(), CONTROL)?;
+        watch(child_signal.as_fd(), CHILD)?;
+        watch(shared.wake.as_fd(), WAKE)?;
+        if let Some(host) = host {
+            watch(host.as_fd(), HOST)?;
+        }
+        Ok(Self {
+            shared,
+            epoll,
+            child_signal,
+            family: Family::new(),
+            hunts: Vec::new(),
+            session: Session::Open,
+            host_alive: true,
+            outbox: VecDeque::new(),
+            waiting_for_room: false,
+        })
+    }
+
+    /// Runs until the session is over and nothing is left of it.
+    pub(super) fn run(mut self) {
+        while !self.is_finished() {
+            self.wait();
+            self.reap_all();
+            self.close_step();
+            self.hunt_step();
+            self.flush();
+        }
+    }
+
+    fn is_finished(&self) -> bool {
+        matches!(self.session, Session::Ending)
+            && self.hunts.is_empty()
+            && (self.outbox.is_empty() || !self.host_alive)
+            && wait::peek_any() == Ended::NoChildren
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        let hunts = self.hunts.iter().map(|(_, next)| *next);
+        let close = match self.session {
+            Session::Closing { kill_at, .. } => Some(kill_at),
+            Session::Open | Session::Ending => None,
+        };
+        hunts.chain(close).min()
+    }
+
+    fn wait(&mut self) {
+        let timeout = self.deadline().map(|at| {
+            let left = at.saturating_duration_since(clock::now());
+            Timespec { tv_sec: left.as_secs().try_into().unwrap_or(i64::MAX), tv_nsec: left.subsec_nanos().into() }
+        });
+        let mut events = [const { MaybeUninit::uninit() }; 8];
+        let Ok((ready, _)) = epoll::wait(&self.epoll, &mut events, timeout.as_ref()) else { return };
+        let ready: Vec<(u64, epoll::EventFlags)> = ready.iter().map(|e| (e.data.u64(), e.flags)).collect();
+        for (token, flags) in ready {
+            match token {
+                CONTROL => self.control_ready(flags),
+                CHILD => signal::drain_signal_fd(self.child_signal.as_fd()),
+                WAKE => {
+                    let mut count = [0; 8];
+                    let _ = rustix::io::read(&self.shared.wake, &mut count);
+                }
+                HOST => self.host_gone(),
+                _ => {}
+            }
+        }
+    }
+
+    fn control_ready(&mut self, flags: epoll::EventFlags) {
+        if flags.contains(epoll::EventFlags::OUT) {
+            self.flush();
+        }
+        let mut buffer = [0_u8; 256];
+        loop {
+            match packet::receive(self.shared.control.as_fd(), &mut buffer, Wait::Never) {
+                Ok(Some((len, _))) => match Control::decode(&buffer[..len]) {
+                    Ok(request) => self.handle(request),
+                    // Another build of hostler, or a broken host: neither can be served, and nothing may be left.
+                    Err(_) => return self.host_gone(),
+                },
+                Ok(None) => return self.host_gone(),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(_) => return self.host_gone(),
+            }
+        }
+    }
+
+    /// The socket has ended or the host's pidfd says so: end the session now.
+    fn host_gone(&mut self) {
+        if !self.host_alive {
+            return;
+        }
+        self.host_alive = false;
+        self.outbox.clear();
+        let _ = epoll::delete(&self.epoll, &self.shared.control);
+        self.session = Session::Ending;
+        let now = clock::now();
+        self.hunts = vec![(Hunt::new(0, Quarry::Everyone, now + UNATTENDED_LIMIT), now)];
+    }
+
+    fn handle(&mut self, request: Control) {
+        let now = clock::now();
+        match request {
+            Control::Signal { ticket, id, scope, signal } => self.signal_once(ticket, id, scope, signal),
+            Control::Kill { ticket, id, limit } => {
+                self.hunts.push((Hunt::new(ticket, Quarry::Process(id), now + limit), now));
+            }
+            Control::Close { ticket, grace, limit } => {
+                let termed = if grace.is_zero() { BTreeSet::new() } else { self.signal_everyone(Signal::Term) };
+                self.session = Session::Closing { ticket, kill_at: now + grace, limit, termed };
+            }
+        }
+    }
+
+    fn signal_once(&mut self, ticket: u64, id: ProcessId, scope: Scope, signal: Signal) {
+        let signalled = match scope {
+            Scope::Group => self.signal_group(id, signal),
+            Scope::Tree => self.signal_tree(id, signal),
+        };
+        let unattributed = self.family.unattributed().into_iter().collect();
+        self.answer(&KeeperEvent::Done { ticket, signalled, survivors: Pids::default(), unattributed });
+    }
+
+    /// The group of a live root by one call, which misses nobody who forks meanwhile. After the root's end its number
+    /// may be anybody's, so members are then found and signalled one by one.
+    fn signal_group(&mut self, id: ProcessId, signal: Signal) -> Pids {
+        let shared = Arc::clone(&self.shared);
+        let books = shared.books.lock();
+        let root = books.pid_of.get(&id).copied().or_else(|| books.starting_pid(id, &shared.attempt));
+        if let Some(pid) = root {
+            let sent = signal::send_child_group(pid, signal.number()).is_ok()
+                || signal::send_child(pid, signal.number()).is_ok();
+            return sent.then_some(pid).into_iter().collect();
+        }
+        drop(books);
+        self.signal_tree(id, signal)
+    }
+
+    fn signal_tree(&mut self, id: ProcessId, signal: Signal) -> Pids {
+        let members = self.find(Quarry::Process(id));
+        members.into_iter().filter(|m| self.send(*m, signal)).map(|m| m.pid).collect()
+    }
+
+    fn signal_everyone(&mut self, signal: Signal) -> BTreeSet<i32> {
+        let members = self.find(Quarry::Everyone);
+        members.into_iter().filter(|m| self.send(*m, signal)).map(|m| m.pid).collect()
+    }
+
+    fn find(&mut self, quarry: Quarry) -> Vec<Member> {
+        let shared = Arc::clone(&self.shared);
+        let books = shared.books.lock();
+        self.family.refresh(&books, &shared.attempt);
+        match quarry {
+            Quarry::Process(id) => self.family.members(&books, &shared.attempt, id),
+            Quarry::Everyone => self.family.everyone(&books, &shared.attempt),
+        }
+    }
+
+    fn send(&self, member: Member, signal: Signal) -> bool {
+        {
+            let books = self.shared.books.lock();
+            if books.roots.contains_key(&member.pid) {
+                return signal::send_child(member.pid, signal.number()).is_ok();
+            }
+        }
+        signal_pinned(member, signal.number())
+    }
+
+    /// Reaps whatever has ended, tells the host about roots, and sees who is left of those.
+    fn reap_all(&mut self) {
+        let shared = Arc::clone(&self.shared);
+        let mut exits = Vec::new();
+        let mut reaped_adopted = false;
+        while let Ended::Child(pid) = wait::peek_any() {
+            let mut books = shared.books.lock();
+            match books.known(pid, &shared.attempt) {
+                Known::Root => {
+                    let (Some(root), Some((status, usage))) = (books.remove(pid), wait::reap(pid)) else { break };
+                    exits.push(Exit { id: root.id, pid, pipes: root.pipes, leaf: root.leaf, status, usage });
+                }
+                Known::Starting => {
+                    books.look_again = true;
+                    break;
+                }
+                Known::Adopted => {
+                    wait::reap(pid);
+                    reaped_adopted = true;
+                }
+            }
+        }
+        if exits.is_empty() && !(reaped_adopted && self.family.has_bereft()) {
+            return;
+        }
+        self.settle(exits);
+    }
+
+    fn settle(&mut self, exits: Vec<Exit>) {
+        let mut news = Vec::with_capacity(exits.len());
+        for exit in exits {
+            self.family.bereave(exit.id, Bereft::new(exit.pid, exit.pipes, exit.leaf));
+            news.push((exit.id, exit.status, exit.usage));
+        }
+        {
+            let shared = Arc::clone(&self.shared);
+            let books = shared.books.lock();
+            self.family.refresh(&books, &shared.attempt);
+        }
+        let gone = self.family.take_gone();
+        for (id, status, usage) in &news {
+            let lingerers = if self.family.is_bereft(*id) {
+                self.family.adopted_of(*id).into_iter().map(|m| m.pid).collect()
+            } else {
+                Pids::default()
+            };
+            self.answer(&KeeperEvent::Exited { id: *id, status: *status, usage: *usage, lingerers });
+        }
+        for (id, bereft) in gone {
+            if !news.iter().any(|(exited, ..)| *exited == id) {
+                self.answer(&KeeperEvent::Gone { id });
+            }
+            if let Some(leaf) = bereft.into_leaf() {
+                // A folder that stays in use is removed with the session's.
+                let _ = leaf.remove();
+            }
+        }
+    }
+
+    /// SIGKILL when the grace is over, or as soon as nobody needs it.
+    fn close_step(&mut self) {
+        let Session::Closing { ticket, kill_at, limit, ref mut termed } = self.session else { return };
+        let now = clock::now();
+        if now < kill_at && wait::peek_any() != Ended::NoChildren {
+            return;
+        }
+        let termed = std::mem::take(termed);
+        self.session = Session::Ending;
+        let mut hunt = Hunt::new(ticket, Quarry::Everyone, now + limit);
+        hunt.also_signalled(termed);
+        self.hunts.push((hunt, now));
+    }
+
+    fn hunt_step(&mut self) {
+        let now = clock::now();
+        let due = |next: Instant| next <= now;
+        if !self.hunts.iter().any(|(_, next)| due(*next)) {
+            return;
+        }
+        let mut hunts = std::mem::take(&mut self.hunts);
+        for (hunt, next) in hunts.iter_mut().filter(|(_, next)| due(*next)) {
+            match self.hunt_pass(hunt, now) {
+                Pass::Again(at) => *next = at,
+                Pass::Done | Pass::GaveUp => {
+                    let receipt = hunt.receipt(self.family.unattributed());
+                    self.answer(&receipt);
+                    hunt.finish();
+                }
+            }
+        }
+        hunts.retain(|(hunt, _)| !hunt.is_finished());
+        // New hunts can only come from `wait`, which does not run in between.
+        self.hunts = hunts;
+        if self.hunts.is_empty() {
+            self.family.forget_seen();
+            self.keep_after_the_last();
+        }
+    }
+
+    /// A session that is over and still has somebody in it (in an uninterruptible sleep, say) stays a hunt for ever.
+    fn keep_after_the_last(&mut self) {
+        if matches!(self.session, Session::Ending) && wait::peek_any() != Ended::NoChildren {
+            let now = clock::now();
+            self.hunts.push((Hunt::new(0, Quarry::Everyone, now + UNATTENDED_LIMIT), now + Duration::from_millis(20)));
+        }
+    }
+
+    fn hunt_pass(&mut self, hunt: &mut Hunt, now: Instant) -> Pass {
+        if let Quarry::Process(id) = hunt.quarry {
+            let books = self.shared.books.lock();
+            if let Some(leaf) = self.family.leaf(&books, id) {
+                // The walk that follows does not rely on it.
+                let _ = leaf.kill();
+            }
+        }
+        let found = self.find(hunt.quarry);
+        for member in &found {
+            self.send(*member, Signal::Kill);
+        }
+        hunt.passed(&found, now)
+    }
+
+    fn answer(&mut self, event: &KeeperEvent) {
+        if self.host_alive {
+            self.outbox.push_back(event.encode());
+        }
+    }
+
+    /// Sends what the socket takes; the rest waits until it is writable.
+    fn flush(&mut self) {
+        while let Some(bytes) = self.outbox.front() {
+            match packet::send(self.shared.control.as_fd(), &[IoSlice::new(bytes)], &[], Wait::Never) {
+                Ok(()) => {
+                    self.outbox.pop_front();
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(_) => return self.host_gone(),
+            }
+        }
+        let wants_room = !self.outbox.is_empty();
+        if wants_room != self.waiting_for_room && self.host_alive {
+            self.waiting_for_room = wants_room;
+            let flags = if wants_room { epoll::EventFlags::IN | epoll::EventFlags::OUT } else { epoll::EventFlags::IN };
+            let _ = epoll::modify(&self.epoll, &self.shared.control, epoll::EventData::new_u64(CONTROL), flags);
+        }
+    }
+}

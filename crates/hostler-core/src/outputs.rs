@@ -1,0 +1,95 @@
+//! The session's own reader: one consumer for the output of all processes of a session.
+//!
+//! Processes with something new stand in a queue, each at most once; the consumer takes one, pulls what it wants by
+//! [`Process::pull`](crate::Process::pull) and puts it back when it left something. Memory is one queue entry a
+//! process, whatever they print.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+
+use crate::capture::Stream;
+use crate::process::Process;
+
+/// The queue of processes with news.
+#[derive(Debug, Default)]
+pub(crate) struct ReadyQueue {
+    queue: Mutex<VecDeque<Process>>,
+    news: Notify,
+}
+
+impl ReadyQueue {
+    pub(crate) fn push(&self, process: Process) {
+        self.queue.lock().push_back(process);
+        self.news.notify_one();
+    }
+}
+
+/// See the module. One a session.
+#[derive(Debug)]
+pub struct Outputs {
+    ready: Arc<ReadyQueue>,
+}
+
+impl Outputs {
+    pub(crate) fn new() -> Self {
+        Self { ready: Arc::default() }
+    }
+
+    /// Subscribes a process: from here on its output waits for this consumer.
+    pub fn attach(&self, process: &Process) {
+        process.attach(&self.ready);
+    }
+
+    /// A process with news, without waiting.
+    pub fn try_ready(&self) -> Option<Process> {
+        let process = self.ready.queue.lock().pop_front()?;
+        process.news_taken();
+        Some(process)
+    }
+
+    /// A process with news. Cancel-safe: a dropped wait loses none.
+    pub async fn ready(&self) -> Process {
+        loop {
+            if let Some(process) = self.try_ready() {
+                return process;
+            }
+            self.ready.news.notified().await;
+        }
+    }
+}
+
+/// How much of a stream's unfinished end the consumer must take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Flush {
+    /// Nothing: more may come, and there is room for it.
+    Lines,
+    /// As much as can stand alone: there is no room for more until something is taken.
+    Piece,
+    /// Everything: the stream has ended.
+    End,
+}
+
+/// Output to take.
+#[derive(Debug)]
+pub struct Chunk<'a> {
+    /// Which stream it is of.
+    pub stream: Stream,
+    /// The bytes, oldest first.
+    pub bytes: &'a [u8],
+    /// What to do with the end of it.
+    pub flush: Flush,
+}
+
+/// What is left after a pull.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pulled {
+    /// More lies there: pull again.
+    More,
+    /// Everything that can be taken now was taken.
+    Idle,
+    /// All output was taken and the process has ended; said once.
+    Finished,
+}

@@ -1,0 +1,576 @@
+//! One process: the handle that callers hold, and what stands behind it.
+//!
+//! The state that answers questions ([`Inner`]) is behind small locks and changes by [`Lifecycle::step`] alone; the
+//! pipes belong to one task ([`pump`]) from the start of the process to the end of everything that holds them. The
+//! handle is cheap, and dropping it, or any future made from it, neither stops nor leaks a process: the session
+//! owns it.
+
+mod pull;
+mod pump;
+
+use std::ffi::OsString;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+use std::task::{Wake, Waker};
+use std::time::{Duration, SystemTime};
+
+use parking_lot::Mutex;
+use tokio::sync::{Notify, mpsc};
+
+use crate::capture::{Stream, Totals};
+use crate::cursor::{Cursor, SharedLog};
+use crate::id::ProcessId;
+use crate::keeper::link::{KeeperClient, KeeperLink, KeeperLost, Receipt, Ticket};
+use crate::keeper::protocol::{Control, Pids, Scope};
+use crate::lifecycle::{Action, End, Exit, ExitStatus, Input, Lifecycle, Outcome, State, StopCause};
+use crate::outputs::ReadyQueue;
+use crate::session::Place;
+use crate::spec::{SpawnError, SpawnSpec};
+use crate::stdin::{Stdin, Then, Writing};
+use crate::sys::clock;
+use crate::sys::clone::StartFailure;
+use crate::sys::signal::{self, Signal};
+use crate::sys::wait::Usage;
+
+pub(crate) use pump::{Mail, Pipes, Pump};
+
+/// How long a keeper may take to answer beyond the time that the request allows, before it is given up.
+const ANSWER_SLACK: Duration = Duration::from_secs(5);
+
+/// What can be said of a process at one moment.
+#[derive(Clone, Debug)]
+pub struct Status {
+    /// Its id.
+    pub id: ProcessId,
+    /// Program and arguments as asked for.
+    pub argv: Vec<OsString>,
+    /// Working directory as asked for.
+    pub cwd: Option<PathBuf>,
+    /// When it was asked for.
+    pub started_at: SystemTime,
+    /// What it is doing.
+    pub state: State,
+    /// The root's pid, once it runs; kept after its end, when it may be anybody's.
+    pub pid: Option<i32>,
+    /// What the root used, once it has ended.
+    pub usage: Option<Usage>,
+    /// What it left behind alive when its root ended, until the last of them is gone.
+    pub survivors: Pids,
+    /// The counts of its standard output (of both streams when they are merged).
+    pub stdout: Totals,
+    /// The counts of its standard error, when that is a stream of its own.
+    pub stderr: Option<Totals>,
+}
+
+impl Status {
+    /// How it ended, once that is known: before the end of its output, which may still be on its way.
+    pub fn end(&self) -> Option<End> {
+        end_of(self.state)
+    }
+}
+
+fn end_of(state: State) -> Option<End> {
+    match state {
+        State::Queued | State::Starting | State::Running => None,
+        State::Exited(exit) | State::Lingering(exit) => Some(End::Exited(exit)),
+        State::Closed { end } => Some(end),
+    }
+}
+
+/// What a signal came to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Signalled {
+    /// The process has ended, by this or otherwise.
+    Ended {
+        /// How.
+        end: End,
+        /// Who was signalled and who is left.
+        receipt: Receipt,
+    },
+    /// It was signalled and still lives.
+    Alive {
+        /// Who was signalled.
+        receipt: Receipt,
+    },
+    /// It had ended before; nothing was sent.
+    AlreadyEnded {
+        /// How.
+        end: End,
+    },
+}
+
+#[derive(Debug)]
+struct Facts {
+    life: Lifecycle,
+    pid: Option<i32>,
+    pidfd: Option<OwnedFd>,
+    usage: Option<Usage>,
+    survivors: Pids,
+    start_error: Option<SpawnError>,
+    place: Option<Place>,
+    /// The end was reported: output is complete.
+    finished: bool,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Inner {
+    pub(crate) id: ProcessId,
+    spec: SpawnSpec,
+    started_at: SystemTime,
+    grace: Duration,
+    kill_limit: Duration,
+    link: Arc<KeeperLink>,
+    facts: Mutex<Facts>,
+    changed: Notify,
+    stdin: Arc<Stdin>,
+    pub(crate) stdout: Arc<SharedLog>,
+    pub(crate) stderr: Option<Arc<SharedLog>>,
+    mail: mpsc::UnboundedSender<Mail>,
+    consumer: Mutex<Option<Arc<ReadyQueue>>>,
+    in_queue: AtomicBool,
+    pull: Mutex<pull::Positions>,
+    /// The environment that it inherited, for the figures of an error.
+    inherited: Arc<[u8]>,
+}
+
+/// What a session gives to a new process.
+#[derive(Debug)]
+pub(crate) struct Birth {
+    pub(crate) id: ProcessId,
+    pub(crate) spec: SpawnSpec,
+    pub(crate) grace: Duration,
+    pub(crate) kill_limit: Duration,
+    pub(crate) link: Arc<KeeperLink>,
+    pub(crate) stdin: Arc<Stdin>,
+    pub(crate) stdout: Arc<SharedLog>,
+    pub(crate) stderr: Option<Arc<SharedLog>>,
+    pub(crate) place: Place,
+    pub(crate) inherited: Arc<[u8]>,
+}
+
+impl Inner {
+    pub(crate) fn new(birth: Birth) -> (Arc<Self>, mpsc::UnboundedReceiver<Mail>) {
+        // A process gets a handful of messages in its life: its exit, its end, wake-ups for room.
+        let (mail, inbox) = mpsc::unbounded_channel();
+        let (life, action) = Lifecycle::new().step(Input::Launch, clock::now());
+        debug_assert_eq!(action, Action::Spawn);
+        let facts = Facts {
+            life,
+            pid: None,
+            pidfd: None,
+            usage: None,
+            survivors: Pids::default(),
+            start_error: None,
+            place: Some(birth.place),
+            finished: false,
+        };
+        let inner = Self {
+            id: birth.id,
+            spec: birth.spec,
+            started_at: SystemTime::now(),
+            grace: birth.grace,
+            kill_limit: birth.kill_limit,
+            link: birth.link,
+            facts: Mutex::new(facts),
+            changed: Notify::new(),
+            stdin: birth.stdin,
+            stdout: birth.stdout,
+            stderr: birth.stderr,
+            mail,
+            consumer: Mutex::new(None),
+            in_queue: AtomicBool::new(false),
+            pull: Mutex::default(),
+            inherited: birth.inherited,
+        };
+        (Arc::new(inner), inbox)
+    }
+
+    /// Takes a step and does what it asks for. Returns the answer of the keeper, when it was asked something.
+    pub(crate) fn step(&self, input: Input) -> Option<Ticket> {
+        let action = self.advance(input);
+        self.perform(action)
+    }
+
+    /// Takes a step whose deed is somebody else's.
+    fn advance(&self, input: Input) -> Action {
+        let mut facts = self.facts.lock();
+        let (life, action) = facts.life.step(input, clock::now());
+        let moved = facts.life != life;
+        facts.life = life;
+        drop(facts);
+        if moved {
+            self.changed.notify_waiters();
+        }
+        action
+    }
+
+    /// Takes a stop into account that somebody else carries out.
+    pub(crate) fn will_be_stopped(&self, cause: StopCause, grace: Duration) {
+        let action = self.advance(Input::Stop { cause, grace });
+        if action == Action::Finish {
+            self.finish();
+        }
+    }
+
+    fn perform(&self, action: Action) -> Option<Ticket> {
+        let id = self.id;
+        match action {
+            Action::None | Action::Spawn => None,
+            Action::SignalGroup(signal) => {
+                Some(self.link.ask(|ticket| Control::Signal { ticket, id, scope: Scope::Group, signal }))
+            }
+            Action::TermTree => {
+                let signal = Signal::Term;
+                Some(self.link.ask(|ticket| Control::Signal { ticket, id, scope: Scope::Tree, signal }))
+            }
+            Action::KillTree => {
+                let limit = self.kill_limit;
+                Some(self.link.ask(|ticket| Control::Kill { ticket, id, limit }))
+            }
+            Action::Finish => {
+                self.finish();
+                None
+            }
+            Action::Release => {
+                self.facts.lock().place = None;
+                let _ = self.mail.send(Mail::Gone);
+                None
+            }
+        }
+    }
+
+    /// The end is reported: a place is free, unless something lingers, before anybody can hear of it.
+    fn finish(&self) {
+        let mut facts = self.facts.lock();
+        if matches!(facts.life.state(), State::Closed { .. }) {
+            facts.place = None;
+            facts.pidfd = None;
+        }
+        facts.finished = true;
+        drop(facts);
+        let _ = self.mail.send(Mail::Finished);
+        self.changed.notify_waiters();
+        self.stdin.end();
+    }
+
+    pub(crate) fn deadline(&self) -> Option<std::time::Instant> {
+        self.facts.lock().life.deadline()
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        matches!(self.facts.lock().life.state(), State::Closed { .. })
+    }
+
+    /// Whether its end has been reported.
+    pub(crate) fn is_finished(&self) -> bool {
+        self.facts.lock().finished
+    }
+
+    pub(crate) fn log(&self, stream: Stream) -> Option<&Arc<SharedLog>> {
+        match stream {
+            Stream::Stdout => Some(&self.stdout),
+            Stream::Stderr => self.stderr.as_ref(),
+        }
+    }
+
+    /// Whether something that it started is known to live on after its root.
+    pub(crate) fn has_survivors(&self) -> bool {
+        self.facts.lock().survivors.total > 0
+    }
+
+    /// The request never got to the keeper.
+    pub(crate) fn not_sent(&self, error: SpawnError) {
+        self.facts.lock().start_error = Some(error);
+        self.step(Input::StartFailed);
+    }
+
+    fn exited_with(&self, status: ExitStatus, usage: Option<Usage>, survivors: Pids) {
+        {
+            let mut facts = self.facts.lock();
+            facts.usage = usage;
+            facts.survivors = survivors;
+        }
+        self.step(Input::Exited(status));
+        self.stdin.end();
+        let _ = self.mail.send(Mail::Exited);
+    }
+
+    /// Something new for the session's reader.
+    pub(crate) fn wake_consumer(self: &Arc<Self>) {
+        let consumer = self.consumer.lock();
+        if let Some(queue) = consumer.as_ref()
+            && !self.in_queue.swap(true, Ordering::AcqRel)
+        {
+            queue.push(Process(Arc::clone(self)));
+        }
+    }
+}
+
+impl KeeperClient for Inner {
+    fn spawned(&self, pid: i32, pidfd: Option<OwnedFd>) {
+        {
+            let mut facts = self.facts.lock();
+            facts.pid = Some(pid);
+            facts.pidfd = pidfd;
+        }
+        self.step(Input::Started);
+    }
+
+    fn spawn_failed(&self, failure: StartFailure) {
+        let error = SpawnError::from_failure(&self.spec, &self.inherited, failure.step, failure.errno);
+        self.not_sent(error);
+    }
+
+    fn exited(&self, status: ExitStatus, usage: Usage, lingerers: Pids) {
+        self.exited_with(status, Some(usage), lingerers);
+    }
+
+    fn gone(&self) {
+        self.facts.lock().survivors = Pids::default();
+        self.step(Input::Gone);
+    }
+
+    fn keeper_lost(&self) {
+        if self.facts.lock().life.state() == State::Starting {
+            return self.not_sent(SpawnError::KeeperLost);
+        }
+        if self.facts.lock().life.end().is_some() {
+            return self.gone();
+        }
+        self.exited_with(ExitStatus::KeeperLost, None, Pids::default());
+    }
+
+    fn kill_root(&self) {
+        let facts = self.facts.lock();
+        if let Some(pidfd) = &facts.pidfd {
+            let _ = signal::send_pidfd(pidfd.as_fd(), libc::SIGKILL);
+        }
+    }
+}
+
+/// A handle of a process of a session.
+#[derive(Clone, Debug)]
+pub struct Process(pub(crate) Arc<Inner>);
+
+impl Process {
+    /// Its id.
+    pub fn id(&self) -> ProcessId {
+        self.0.id
+    }
+
+    /// The root's pid, once it runs.
+    pub fn pid(&self) -> Option<i32> {
+        self.0.facts.lock().pid
+    }
+
+    /// How it stands.
+    pub fn status(&self) -> Status {
+        let stdout = self.0.stdout.totals();
+        let stderr = self.0.stderr.as_ref().map(|log| log.totals());
+        let facts = self.0.facts.lock();
+        Status {
+            id: self.0.id,
+            argv: self.0.spec.argv.clone(),
+            cwd: self.0.spec.cwd.clone(),
+            started_at: self.0.started_at,
+            state: facts.life.state(),
+            pid: facts.pid,
+            usage: facts.usage,
+            survivors: facts.survivors.clone(),
+            stdout,
+            stderr,
+        }
+    }
+
+    /// What it is doing, without the rest of [`Process::status`].
+    pub fn state(&self) -> State {
+        self.0.facts.lock().life.state()
+    }
+
+    /// Writes to its standard input; the bytes are taken now and in the order of the calls.
+    pub fn write(&self, bytes: &[u8], then: Then) -> Writing {
+        self.0.stdin.write(bytes, then)
+    }
+
+    /// Closes its standard input after what was written before.
+    pub fn close_stdin(&self) -> Writing {
+        self.0.stdin.write(&[], Then::Close)
+    }
+
+    /// Sends exactly this signal, now: SIGINT and SIGTERM to the process group, SIGKILL to the tree (what left the group
+    /// too). The future waits for the end, at most for `patience`, and then says what came of it.
+    pub fn signal(&self, signal: Signal, patience: Duration) -> impl Future<Output = Signalled> + use<> {
+        let process = self.clone();
+        let before = process.end();
+        let had_survivors = self.0.has_survivors();
+        let acts = before.is_none() || (signal == Signal::Kill && had_survivors);
+        let ticket = if acts { process.0.step(Input::Signal(signal)) } else { None };
+        async move {
+            if let (Some(end), false) = (before, acts) {
+                return Signalled::AlreadyEnded { end };
+            }
+            let deadline = tokio::time::sleep_until((clock::now() + patience).into());
+            let receipt = process.receipt(ticket, process.0.kill_limit).await;
+            tokio::select! {
+                biased;
+                end = process.ended() => Signalled::Ended { end, receipt },
+                () = deadline => {
+                    let _ = process.0.step(Input::SignalSettled);
+                    Signalled::Alive { receipt }
+                }
+            }
+        }
+    }
+
+    /// Stops the tree, now: SIGTERM, and SIGKILL to whatever lives after `grace`. The future waits until that is done and says
+    /// what was signalled and what survived.
+    pub fn stop(&self, cause: StopCause, grace: Duration) -> impl Future<Output = Receipt> + use<> {
+        let process = self.clone();
+        let ticket = process.0.step(Input::Stop { cause, grace });
+        let _ = process.0.mail.send(Mail::Deadline);
+        async move {
+            let mut receipt = process.receipt(ticket, process.0.kill_limit).await;
+            let done = async {
+                process.ended().await;
+                while process.0.has_survivors() && !process.0.is_closed() {
+                    process.0.changed.notified().await;
+                }
+            };
+            let patience = grace + process.0.kill_limit + ANSWER_SLACK;
+            if tokio::time::timeout(patience, done).await.is_err() {
+                receipt.survivors = process.0.facts.lock().survivors.clone();
+                if process.end().is_none() {
+                    receipt.survivors.total += 1;
+                    receipt.survivors.pids.extend(process.pid());
+                }
+            }
+            receipt
+        }
+    }
+
+    async fn receipt(&self, ticket: Option<Ticket>, limit: Duration) -> Receipt {
+        let Some(ticket) = ticket else { return Receipt::default() };
+        match tokio::time::timeout(limit + ANSWER_SLACK, ticket.receipt()).await {
+            Ok(Ok(receipt)) => {
+                if receipt.survivors.total > 0 {
+                    let _ = self.0.step(Input::KillSettled);
+                }
+                receipt
+            }
+            // The nursery kills what a lost keeper leaves behind; the process's end is reported by itself.
+            Ok(Err(KeeperLost)) => Receipt::default(),
+            Err(_) => {
+                self.0.link.abandon();
+                Receipt::default()
+            }
+        }
+    }
+
+    /// How it ended, once that is known.
+    pub fn end(&self) -> Option<End> {
+        self.0.facts.lock().life.end()
+    }
+
+    /// Waits until its root has ended. Its output may still be on its way.
+    pub async fn ended(&self) -> End {
+        loop {
+            let changed = self.0.changed.notified();
+            tokio::pin!(changed);
+            changed.as_mut().enable();
+            if let Some(end) = self.end() {
+                return end;
+            }
+            changed.await;
+        }
+    }
+
+    /// Waits until its end is reported: the root has ended and its output is complete.
+    pub async fn finished(&self) -> End {
+        loop {
+            let changed = self.0.changed.notified();
+            tokio::pin!(changed);
+            changed.as_mut().enable();
+            if let (Some(end), true) = (self.end(), self.0.is_finished()) {
+                return end;
+            }
+            changed.await;
+        }
+    }
+
+    /// Waits until it runs, or could not be started.
+    pub(crate) async fn launched(&self) -> Result<Self, SpawnError> {
+        loop {
+            let changed = self.0.changed.notified();
+            tokio::pin!(changed);
+            changed.as_mut().enable();
+            if let Some(result) = self.launch_result() {
+                return result.map(|()| self.clone());
+            }
+            changed.await;
+        }
+    }
+
+    fn launch_result(&self) -> Option<Result<(), SpawnError>> {
+        let mut facts = self.0.facts.lock();
+        match facts.life.state() {
+            State::Queued | State::Starting => None,
+            State::Running | State::Exited(_) | State::Lingering(_) | State::Closed { end: End::Exited(_) } => {
+                Some(Ok(()))
+            }
+            State::Closed { end: End::NotStarted } => {
+                Some(Err(facts.start_error.take().unwrap_or(SpawnError::Canceled)))
+            }
+            State::Closed { end: End::Canceled { .. } } => Some(Err(SpawnError::Canceled)),
+        }
+    }
+
+    /// A reader of one of its streams, from the oldest byte kept; `None` for standard error when that is merged.
+    pub fn cursor(&self, stream: Stream) -> Option<Cursor> {
+        self.0.log(stream).map(|log| Cursor::from_start(Arc::clone(log)))
+    }
+
+    pub(crate) fn attach(&self, queue: &Arc<ReadyQueue>) {
+        *self.0.consumer.lock() = Some(Arc::clone(queue));
+        let waker = Waker::from(Arc::new(News(Arc::downgrade(&self.0))));
+        self.0.stdout.set_consumer(waker.clone());
+        if let Some(log) = &self.0.stderr {
+            log.set_consumer(waker);
+        }
+        self.0.wake_consumer();
+    }
+
+    pub(crate) fn news_taken(&self) {
+        self.0.in_queue.store(false, Ordering::Release);
+    }
+
+    /// Puts it back into the queue of its session's reader.
+    pub fn requeue(&self) {
+        self.0.wake_consumer();
+    }
+}
+
+/// Wakes the session's reader when a log has something new.
+struct News(Weak<Inner>);
+
+impl Wake for News {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        if let Some(process) = self.0.upgrade() {
+            process.wake_consumer();
+        }
+    }
+}
+
+/// What a process that ended counts as, for callers that have no use for its status.
+pub fn outcome(end: End) -> Option<Outcome> {
+    match end {
+        End::Exited(Exit { outcome, .. }) => Some(outcome),
+        End::NotStarted | End::Canceled { .. } => None,
+    }
+}

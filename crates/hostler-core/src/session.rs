@@ -1,0 +1,373 @@
+//! A session: the owner of processes, with a keeper of its own. What another session has is unknown to it.
+//!
+//! Everything that a caller asks for is begun inside the call and in its order; the futures only wait for the answer.
+//! Nothing outlives a session: closing it, or dropping its last handle, kills all that was ever started in it.
+
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use rustix::pipe::{PipeFlags, pipe_with};
+
+use crate::capture::{Budget, Disk, LogOptions, Policy, Stream};
+use crate::cursor::SharedLog;
+use crate::host::HostInner;
+use crate::id::{ProcessId, SessionId};
+use crate::keeper::link::{KeeperLink, Receipt};
+use crate::keeper::protocol::{Control, Open, Spawn, SpawnRequest};
+use crate::lifecycle::StopCause;
+use crate::outputs::Outputs;
+use crate::process::{Birth, Inner, Pipes, Process, Pump};
+use crate::spec::{Limit, SpawnError, SpawnSpec, StderrMode, StdinMode};
+use crate::state_dir::SessionDir;
+use crate::stdin::Stdin;
+use crate::sys::clock;
+
+/// How long a keeper may take for the end of a session beyond the grace and the limit of the kill.
+const CLOSE_SLACK: Duration = Duration::from_secs(5);
+
+/// Longer than any session end takes: the keeper, not each process's own deadline, ends what is left.
+const KEEPER_DECIDES: Duration = Duration::from_secs(24 * 3600);
+
+/// How many processes beyond those to keep are known before the oldest are forgotten.
+const PRUNE_BATCH: usize = 64;
+
+/// How a session is set up.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SessionOptions {
+    /// What is kept of output: see [`Policy`].
+    pub policy: Policy,
+    /// Live processes at a time; one whose root has ended counts while something that it started lives.
+    pub max_processes: usize,
+    /// How many ended processes stay known.
+    pub keep_ended: usize,
+    /// Quota of output of one process in bytes. Record: what is saved. Relay: what has not been taken.
+    pub bytes_per_process: u64,
+    /// The same for all processes of the session together.
+    pub bytes_per_session: u64,
+}
+
+impl SessionOptions {
+    /// The defaults for relayed output: nothing is lost, unread bytes hold the process back.
+    pub fn relay() -> Self {
+        Self {
+            policy: Policy::Relay,
+            max_processes: 64,
+            keep_ended: 1024,
+            bytes_per_process: 16 << 20,
+            bytes_per_session: 256 << 20,
+        }
+    }
+
+    /// The defaults for recorded output: processes are never held back, a quota limits what is saved.
+    pub fn record() -> Self {
+        Self {
+            policy: Policy::Record,
+            bytes_per_process: 64 << 20,
+            bytes_per_session: 1 << 30,
+            ..Self::relay()
+        }
+    }
+}
+
+/// A place in the quotas of session and host, given back when dropped.
+#[derive(Debug)]
+pub(crate) struct Place {
+    session: Arc<AtomicUsize>,
+    host: Arc<AtomicUsize>,
+}
+
+impl Place {
+    fn take(session: &Arc<AtomicUsize>, max: usize, host: &Arc<AtomicUsize>, max_host: usize) -> Result<Self, Limit> {
+        let one_more = |max: usize| move |n: usize| (n < max).then_some(n + 1);
+        if session.fetch_update(Ordering::AcqRel, Ordering::Acquire, one_more(max)).is_err() {
+            return Err(Limit::Session { max });
+        }
+        if host.fetch_update(Ordering::AcqRel, Ordering::Acquire, one_more(max_host)).is_err() {
+            session.fetch_sub(1, Ordering::AcqRel);
+            return Err(Limit::Host { max: max_host });
+        }
+        Ok(Self { session: Arc::clone(session), host: Arc::clone(host) })
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.session.fetch_sub(1, Ordering::AcqRel);
+        self.host.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    /// In order of start: ids count up.
+    processes: BTreeMap<ProcessId, Process>,
+    link: Option<Arc<KeeperLink>>,
+    closed: bool,
+}
+
+#[derive(Debug)]
+pub(crate) struct SessionInner {
+    id: SessionId,
+    number: u64,
+    options: SessionOptions,
+    host: Arc<HostInner>,
+    live: Arc<AtomicUsize>,
+    budget: Arc<Budget>,
+    disk: Option<Arc<dyn Disk>>,
+    /// Removed with the session.
+    _folder: Option<SessionDir>,
+    table: Mutex<Table>,
+}
+
+/// A handle of a session; the session ends with the last one.
+#[derive(Clone, Debug)]
+pub struct Session(Arc<SessionInner>);
+
+/// The pipe ends of a new process.
+struct Plumbing {
+    ours: Pipes,
+    stdin: Arc<Stdin>,
+    theirs: [OwnedFd; 3],
+}
+
+impl Session {
+    pub(crate) fn new(host: Arc<HostInner>, number: u64, options: SessionOptions) -> Self {
+        let budget = host.budget(options.policy).child(options.bytes_per_session);
+        let folder = host.session_folder(number);
+        let disk = folder.as_ref().map(SessionDir::disk);
+        Self(Arc::new(SessionInner {
+            id: SessionId::random(),
+            number,
+            options,
+            host,
+            live: Arc::default(),
+            budget,
+            disk,
+            _folder: folder,
+            table: Mutex::default(),
+        }))
+    }
+
+    /// Its id.
+    pub fn id(&self) -> SessionId {
+        self.0.id
+    }
+
+    /// A reader for the output of all its processes.
+    pub fn outputs(&self) -> Outputs {
+        Outputs::new()
+    }
+
+    /// Its keeper's pid, once there is one.
+    pub fn keeper_pid(&self) -> Option<i32> {
+        self.0.table.lock().link.as_ref()?.pid()
+    }
+
+    /// Starts a program, now. The future waits until it executes or has failed to; dropping it takes nothing back.
+    ///
+    /// # Errors
+    /// [`SpawnError`]; nothing is left of the process then.
+    pub fn spawn(&self, spec: SpawnSpec) -> impl Future<Output = Result<Process, SpawnError>> + use<> {
+        let begun = self.0.begin(spec);
+        async move { begun?.launched().await }
+    }
+
+    /// The process with this id, while it is known: live, or among the last that ended.
+    pub fn process(&self, id: ProcessId) -> Option<Process> {
+        self.0.table.lock().processes.get(&id).cloned()
+    }
+
+    /// All processes that are known, in order of their start.
+    pub fn processes(&self) -> Vec<Process> {
+        self.0.table.lock().processes.values().cloned().collect()
+    }
+
+    /// Live processes, those included that have left something alive behind.
+    pub fn live(&self) -> usize {
+        self.0.live.load(Ordering::Acquire)
+    }
+
+    /// Ends the session, now: SIGTERM to everything that was started in it, SIGKILL to whatever lives after `grace`. The
+    /// future waits until that is done and says what was signalled and what survived.
+    pub fn close(&self, grace: Duration) -> impl Future<Output = Receipt> + use<> {
+        let (link, processes) = {
+            let mut table = self.0.table.lock();
+            table.closed = true;
+            (table.link.take(), table.processes.values().cloned().collect::<Vec<_>>())
+        };
+        let limit = self.0.host.kill_limit();
+        for process in processes.iter().filter(|p| !p.0.is_closed()) {
+            process.0.will_be_stopped(StopCause::SessionEnd, KEEPER_DECIDES);
+        }
+        let ticket = link.as_ref().map(|link| link.ask(|ticket| Control::Close { ticket, grace, limit }));
+        let session = Arc::clone(&self.0);
+        async move {
+            let Some((ticket, link)) = ticket.zip(link) else { return Receipt::default() };
+            let patience = grace + limit + CLOSE_SLACK;
+            let receipt = match tokio::time::timeout(patience, ticket.receipt()).await {
+                Ok(receipt) => receipt.unwrap_or_default(),
+                Err(_) => {
+                    link.abandon();
+                    Receipt::default()
+                }
+            };
+            session.host.forget_cgroup(session.number);
+            receipt
+        }
+    }
+}
+
+impl SessionInner {
+    fn begin(&self, spec: SpawnSpec) -> Result<Process, SpawnError> {
+        spec.check()?;
+        let place = Place::take(&self.live, self.options.max_processes, self.host.live(), self.host.max_processes())?;
+        self.host.check_open_files()?;
+        let link = self.keeper()?;
+        let Plumbing { ours, stdin, theirs } = plumb(&spec, &self.host).map_err(resources(&self.host))?;
+        let id = self.host.next_process_id();
+        let account = self.budget.child(self.options.bytes_per_process);
+        let log = |stream| self.log(stream, id, &account);
+        let merged = spec.stderr == StderrMode::Merged;
+        let (argv, env) = (spec.argv_block(), spec.env_block());
+        let cwd = spec.cwd.clone().unwrap_or_default().into_os_string().into_encoded_bytes();
+        let timeout_at = spec.timeout.and_then(|timeout| clock::now().checked_add(timeout));
+        let (inner, inbox) = Inner::new(Birth {
+            id,
+            spec,
+            grace: self.host.stop_grace(),
+            kill_limit: self.host.kill_limit(),
+            link: Arc::clone(&link),
+            stdin,
+            stdout: log(Stream::Stdout),
+            stderr: (!merged).then(|| log(Stream::Stderr)),
+            place,
+            inherited: Arc::clone(self.host.env()),
+        });
+        let pump = Pump::new(Arc::clone(&inner), inbox, ours, timeout_at).map_err(resources(&self.host))?;
+        let process = Process(Arc::clone(&inner));
+        self.enter(process.clone())?;
+        let request = SpawnRequest::Spawn(Spawn { id, argv: &argv, env: &env, cwd: &cwd });
+        let client: Arc<dyn crate::keeper::link::KeeperClient> = Arc::clone(&inner) as _;
+        if let Err(error) = link.start(id, client, &request, theirs) {
+            tracing::warn!(%error, "a request could not be sent to the keeper");
+            inner.not_sent(SpawnError::KeeperLost);
+        }
+        tokio::spawn(pump.run());
+        Ok(process)
+    }
+
+    /// Registered before it exists, so that no list is ever behind.
+    fn enter(&self, process: Process) -> Result<(), SpawnError> {
+        let mut table = self.table.lock();
+        if table.closed {
+            return Err(SpawnError::SessionClosed);
+        }
+        table.processes.insert(process.id(), process);
+        self.prune(&mut table);
+        Ok(())
+    }
+
+    /// Forgets the oldest of those that ended, beyond the number to keep.
+    fn prune(&self, table: &mut Table) {
+        // Now and then, so that the cost of looking at all of them is spread over many starts.
+        let known = self.options.keep_ended + self.live.load(Ordering::Acquire);
+        if table.processes.len() < known + PRUNE_BATCH {
+            return;
+        }
+        let ended: Vec<ProcessId> =
+            table.processes.values().filter(|p| p.0.is_closed()).map(Process::id).collect();
+        let excess = ended.len().saturating_sub(self.options.keep_ended);
+        for id in ended.into_iter().take(excess) {
+            table.processes.remove(&id);
+        }
+    }
+
+    fn keeper(&self) -> Result<Arc<KeeperLink>, SpawnError> {
+        let mut table = self.table.lock();
+        if table.closed {
+            return Err(SpawnError::SessionClosed);
+        }
+        if let Some(link) = table.link.as_ref().filter(|link| !link.is_lost()) {
+            return Ok(Arc::clone(link));
+        }
+        let link = self.host.keeper().map_err(resources(&self.host))?;
+        let open = Open {
+            session: self.number,
+            nofile: self.host.original_nofile(),
+            cgroup: self.host.cgroup_folder(),
+            oom_score_adj: self.host.oom_score_adj(),
+            search_path: self.host.search_path(),
+            env: self.host.env(),
+        };
+        link.request(&SpawnRequest::Open(open)).map_err(resources(&self.host))?;
+        table.link = Some(Arc::clone(&link));
+        Ok(link)
+    }
+
+    fn log(&self, stream: Stream, id: ProcessId, account: &Arc<Budget>) -> Arc<SharedLog> {
+        let suffix = match stream {
+            Stream::Stdout => "out",
+            Stream::Stderr => "err",
+        };
+        SharedLog::new(LogOptions {
+            stream,
+            policy: self.options.policy,
+            buffer_bytes: self.host.buffer_bytes(),
+            pool: Arc::clone(self.host.pool()),
+            account: Arc::clone(account),
+            disk: self.disk.clone(),
+            name: format!("{id}.{suffix}"),
+        })
+    }
+}
+
+impl Drop for SessionInner {
+    fn drop(&mut self) {
+        let table = self.table.get_mut();
+        let limit = self.host.kill_limit();
+        if let Some(link) = table.link.take() {
+            for process in table.processes.values() {
+                process.0.will_be_stopped(StopCause::SessionEnd, KEEPER_DECIDES);
+            }
+            // Nobody waits for this answer: the last handle is gone.
+            let _ = link.ask(|ticket| Control::Close { ticket, grace: Duration::ZERO, limit });
+        }
+    }
+}
+
+fn resources(host: &Arc<HostInner>) -> impl Fn(std::io::Error) -> SpawnError {
+    let limit = host.nofile_soft();
+    move |error| match error.raw_os_error() {
+        Some(libc::EMFILE | libc::ENFILE) => Limit::OpenFiles { limit }.into(),
+        _ => SpawnError::Resources(error),
+    }
+}
+
+fn plumb(spec: &SpawnSpec, host: &HostInner) -> std::io::Result<Plumbing> {
+    let (stdin, their_stdin) = match spec.stdin {
+        StdinMode::Null => (Stdin::none(), host.null()?),
+        StdinMode::Pipe => {
+            let (theirs, ours) = pipe_with(PipeFlags::CLOEXEC)?;
+            rustix::io::ioctl_fionbio(&ours, true)?;
+            (Stdin::open(ours), theirs)
+        }
+    };
+    let output = || -> std::io::Result<(OwnedFd, OwnedFd)> {
+        let (ours, theirs) = pipe_with(PipeFlags::CLOEXEC)?;
+        rustix::io::ioctl_fionbio(&ours, true)?;
+        Ok((ours, theirs))
+    };
+    let (stdout, their_stdout) = output()?;
+    let (stderr, their_stderr) = match spec.stderr {
+        StderrMode::Merged => (None, their_stdout.try_clone()?),
+        StderrMode::Separate => {
+            let (ours, theirs) = output()?;
+            (Some(ours), theirs)
+        }
+    };
+    Ok(Plumbing { ours: Pipes { stdout, stderr }, stdin, theirs: [their_stdin, their_stdout, their_stderr] })
+}

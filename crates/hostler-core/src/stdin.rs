@@ -1,0 +1,331 @@
+//! A process's standard input: exact bytes, in order, without anybody waiting for a full pipe but the writer.
+//!
+//! A write goes into the pipe at once as far as it fits; only what does not fit is copied and handed to a pump task
+//! that exists while the pipe is full. Invariants: bytes of one process arrive in the order of the calls; a write is
+//! answered once, when all of it is in the pipe or none of the rest can ever be; what waits is bounded.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::sync::{Notify, oneshot};
+
+use crate::sys::reactor;
+
+/// The most bytes that wait for the process to read, over all writes.
+pub const MAX_WAITING: usize = 64 * 1024 * 1024;
+
+/// A write that could not be done. What had gone into the pipe before stays there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum WriteError {
+    /// It was started without one.
+    #[error("the process has no standard input: it was started with /dev/null")]
+    NoStdin,
+    /// An earlier call closed it.
+    #[error("standard input was closed by an earlier end of file")]
+    Closed,
+    /// The process closed its end; it runs on.
+    #[error("the process has closed its standard input")]
+    ClosedByProcess,
+    /// The process has ended.
+    #[error("the process has ended")]
+    Ended,
+    /// Too much waits already.
+    #[error("{waiting} bytes wait for the process to read, at most {MAX_WAITING} may: wait for those writes first")]
+    Full {
+        /// Bytes that wait now.
+        waiting: usize,
+    },
+}
+
+/// Whether a write is the last one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Then {
+    /// More may follow.
+    KeepOpen,
+    /// Close standard input after it.
+    Close,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    bytes: Vec<u8>,
+    written: usize,
+    then: Then,
+    done: Option<oneshot::Sender<Result<(), WriteError>>>,
+}
+
+#[derive(Debug)]
+enum Pipe {
+    Open(Arc<OwnedFd>),
+    Shut(WriteError),
+}
+
+#[derive(Debug)]
+struct State {
+    pipe: Pipe,
+    queue: VecDeque<Waiting>,
+    waiting_bytes: usize,
+    /// The last write in the queue closes it: no further one is taken.
+    closing: bool,
+    /// A pump task exists. Only one may: the reactor takes a descriptor once.
+    pumping: bool,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Stdin {
+    state: Mutex<State>,
+    shut: Notify,
+}
+
+/// The answer to a write; dropping it does not take the write back.
+#[derive(Debug)]
+#[must_use = "the write may fail"]
+pub struct Writing(Answer);
+
+#[derive(Debug)]
+enum Answer {
+    Now(Result<(), WriteError>),
+    Later(oneshot::Receiver<Result<(), WriteError>>),
+}
+
+impl Writing {
+    /// Waits until all bytes are in the pipe.
+    ///
+    /// # Errors
+    /// [`WriteError`]; `Ended` when the process ends before it has read enough.
+    pub async fn done(self) -> Result<(), WriteError> {
+        match self.0 {
+            Answer::Now(result) => result,
+            Answer::Later(receiver) => receiver.await.unwrap_or(Err(WriteError::Ended)),
+        }
+    }
+
+    /// The answer, if it is there already.
+    pub fn now(&self) -> Option<Result<(), WriteError>> {
+        match &self.0 {
+            Answer::Now(result) => Some(*result),
+            Answer::Later(_) => None,
+        }
+    }
+}
+
+impl Stdin {
+    /// Takes the write end of a pipe, which must be non-blocking.
+    pub(crate) fn open(pipe: OwnedFd) -> Arc<Self> {
+        Arc::new(Self::with(Pipe::Open(Arc::new(pipe))))
+    }
+
+    pub(crate) fn none() -> Arc<Self> {
+        Arc::new(Self::with(Pipe::Shut(WriteError::NoStdin)))
+    }
+
+    fn with(pipe: Pipe) -> Self {
+        let state = State { pipe, queue: VecDeque::new(), waiting_bytes: 0, closing: false, pumping: false };
+        Self { state: Mutex::new(state), shut: Notify::new() }
+    }
+
+    /// Writes, in order after all earlier calls.
+    pub(crate) fn write(self: &Arc<Self>, bytes: &[u8], then: Then) -> Writing {
+        let mut state = self.state.lock();
+        let pipe = match &state.pipe {
+            Pipe::Open(pipe) => Arc::clone(pipe),
+            Pipe::Shut(why) => return Writing(Answer::Now(Err(*why))),
+        };
+        if state.closing {
+            return Writing(Answer::Now(Err(WriteError::Closed)));
+        }
+        let mut written = 0;
+        if state.queue.is_empty() {
+            match write_some(&pipe, bytes) {
+                Ok(n) => written = n,
+                Err(why) => return Writing(Answer::Now(Err(self.shut_with(state, why)))),
+            }
+            if written == bytes.len() {
+                if then == Then::Close {
+                    self.shut_with(state, WriteError::Closed);
+                }
+                return Writing(Answer::Now(Ok(())));
+            }
+        }
+        let rest = &bytes[written..];
+        if state.waiting_bytes + rest.len() > MAX_WAITING {
+            return Writing(Answer::Now(Err(WriteError::Full { waiting: state.waiting_bytes })));
+        }
+        let (sender, receiver) = oneshot::channel();
+        let needs_pump = !std::mem::replace(&mut state.pumping, true);
+        state.waiting_bytes += rest.len();
+        state.closing = then == Then::Close;
+        state.queue.push_back(Waiting { bytes: rest.to_vec(), written: 0, then, done: Some(sender) });
+        drop(state);
+        if needs_pump {
+            tokio::spawn(Arc::clone(self).pump(pipe));
+        }
+        Writing(Answer::Later(receiver))
+    }
+
+    /// The process has ended: nothing that waits will be read.
+    pub(crate) fn end(&self) {
+        let state = self.state.lock();
+        self.shut_with(state, WriteError::Ended);
+    }
+
+    /// Closes the pipe for this reason, which later calls are told, and answers everything that waits.
+    fn shut_with(&self, mut state: parking_lot::MutexGuard<'_, State>, why: WriteError) -> WriteError {
+        if matches!(state.pipe, Pipe::Open(_)) || why == WriteError::Ended {
+            state.pipe = Pipe::Shut(why);
+        }
+        let waiting = std::mem::take(&mut state.queue);
+        state.waiting_bytes = 0;
+        drop(state);
+        for done in waiting.into_iter().filter_map(|w| w.done) {
+            // Whoever wrote may have stopped waiting.
+            let _ = done.send(Err(why));
+        }
+        self.shut.notify_one();
+        why
+    }
+
+    async fn pump(self: Arc<Self>, pipe: Arc<OwnedFd>) {
+        loop {
+            let Ok(ready) = reactor::register(Arc::clone(&pipe), Interest::WRITABLE) else {
+                // The reactor takes no more descriptors: nobody would say when the pipe has room.
+                let state = self.state.lock();
+                self.shut_with(state, WriteError::ClosedByProcess);
+                return;
+            };
+            let shut = self.pump_queue(&ready).await;
+            drop(ready);
+            let mut state = self.state.lock();
+            if shut || state.queue.is_empty() {
+                state.pumping = false;
+                return;
+            }
+        }
+    }
+
+    /// Until the queue is empty, or the pipe is shut (`true`).
+    async fn pump_queue(&self, ready: &AsyncFd<Arc<OwnedFd>>) -> bool {
+        loop {
+            let more = tokio::select! {
+                () = self.shut.notified() => return true,
+                more = ready.async_io(Interest::WRITABLE, |pipe| self.pump_some(pipe)) => more,
+            };
+            match more {
+                Ok(true) => {}
+                Ok(false) => return false,
+                Err(_) => return true,
+            }
+        }
+    }
+
+    /// Writes what fits. `Ok(false)` when nothing is left to do.
+    fn pump_some(&self, pipe: &OwnedFd) -> io::Result<bool> {
+        let mut state = self.state.lock();
+        let Some(front) = state.queue.front_mut() else { return Ok(false) };
+        let n = match write_some(pipe, &front.bytes[front.written..]) {
+            Ok(0) if front.written < front.bytes.len() => return Err(io::ErrorKind::WouldBlock.into()),
+            Ok(n) => n,
+            Err(why) => {
+                self.shut_with(state, why);
+                return Ok(false);
+            }
+        };
+        front.written += n;
+        let finished = front.written == front.bytes.len();
+        state.waiting_bytes -= n;
+        if !finished {
+            return Ok(true);
+        }
+        let Some(write) = state.queue.pop_front() else { return Ok(false) };
+        let more = !state.queue.is_empty();
+        if write.then == Then::Close {
+            self.shut_with(state, WriteError::Closed);
+        }
+        if let Some(done) = write.done {
+            let _ = done.send(Ok(()));
+        }
+        Ok(more)
+    }
+}
+
+/// Writes what the pipe takes now, which may be nothing.
+fn write_some(pipe: &OwnedFd, bytes: &[u8]) -> Result<usize, WriteError> {
+    let mut written = 0;
+    while written < bytes.len() {
+        match rustix::io::write(pipe.as_fd(), &bytes[written..]) {
+            Ok(n) => written += n,
+            Err(rustix::io::Errno::INTR) => {}
+            Err(rustix::io::Errno::AGAIN) => break,
+            // EPIPE, and whatever else a pipe can say, means that nobody reads it.
+            Err(_) => return Err(WriteError::ClosedByProcess),
+        }
+    }
+    Ok(written)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+
+    use rustix::pipe::{PipeFlags, pipe_with};
+
+    use super::*;
+
+    fn pair() -> (std::fs::File, Arc<Stdin>) {
+        let (r, w) = pipe_with(PipeFlags::CLOEXEC).unwrap();
+        rustix::io::ioctl_fionbio(&w, true).unwrap();
+        (r.into(), Stdin::open(w))
+    }
+
+    #[tokio::test]
+    async fn bytes_arrive_in_order_and_the_pipe_is_closed_after_the_last() {
+        let (mut pipe, stdin) = pair();
+        let big = vec![b'x'; 3_000_000];
+        let first = stdin.write(&big, Then::KeepOpen);
+        assert_eq!(first.now(), None);
+        let second = stdin.write(b"end", Then::Close);
+        assert_eq!(stdin.write(b"late", Then::KeepOpen).now(), Some(Err(WriteError::Closed)));
+        let reader = tokio::task::spawn_blocking(move || {
+            let mut all = Vec::new();
+            pipe.read_to_end(&mut all).unwrap();
+            all
+        });
+        assert_eq!(first.done().await, Ok(()));
+        assert_eq!(second.done().await, Ok(()));
+        let all = reader.await.unwrap();
+        assert_eq!(all.len(), big.len() + 3);
+        assert!(all.ends_with(b"xend"));
+        assert_eq!(stdin.write(b"x", Then::KeepOpen).now(), Some(Err(WriteError::Closed)));
+    }
+
+    #[tokio::test]
+    async fn a_blocked_write_is_answered_when_the_process_ends() {
+        let (_pipe, stdin) = pair();
+        let blocked = stdin.write(&vec![0; 1_000_000], Then::KeepOpen);
+        stdin.end();
+        assert_eq!(blocked.done().await, Err(WriteError::Ended));
+        assert_eq!(stdin.write(b"x", Then::KeepOpen).now(), Some(Err(WriteError::Ended)));
+    }
+
+    #[tokio::test]
+    async fn a_closed_reader_is_told_from_an_end() {
+        let (pipe, stdin) = pair();
+        drop(pipe);
+        assert_eq!(stdin.write(b"x", Then::KeepOpen).now(), Some(Err(WriteError::ClosedByProcess)));
+        assert_eq!(Stdin::none().write(b"x", Then::KeepOpen).now(), Some(Err(WriteError::NoStdin)));
+    }
+
+    #[tokio::test]
+    async fn what_waits_is_bounded() {
+        let (_pipe, stdin) = pair();
+        let _first = stdin.write(&vec![0; MAX_WAITING], Then::KeepOpen);
+        let more = stdin.write(&vec![0; 200_000], Then::KeepOpen);
+        assert!(matches!(more.now(), Some(Err(WriteError::Full { .. }))));
+    }
+}

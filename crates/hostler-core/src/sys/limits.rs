@@ -1,0 +1,36 @@
+//! Limits of open files (getrlimit(2)): the host raises its own, its children get back the original one.
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+/// Soft and hard limit of open files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NofileLimit {
+    /// What the kernel enforces.
+    pub soft: u64,
+    /// How far the soft limit may be raised.
+    pub hard: u64,
+}
+
+fn from_rlimit(limit: Rlimit) -> NofileLimit {
+    NofileLimit { soft: limit.current.unwrap_or(u64::MAX), hard: limit.maximum.unwrap_or(u64::MAX) }
+}
+
+/// The limit of this process.
+pub fn nofile() -> NofileLimit {
+    from_rlimit(getrlimit(Resource::Nofile))
+}
+
+/// Raises the soft limit to the hard one and says what it was before. A refusal changes nothing.
+pub fn raise_nofile() -> NofileLimit {
+    let original = getrlimit(Resource::Nofile);
+    // Nothing to do about a refusal: the limit stays, and running into it is reported where it happens.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: original.maximum, maximum: original.maximum });
+    from_rlimit(original)
+}
+
+/// About how many bytes execve(2) takes for arguments and environment together: a quarter of the stack limit, at
+/// most 6 MiB.
+pub fn exec_bytes() -> u64 {
+    const MOST: u64 = 6 * 1024 * 1024;
+    getrlimit(Resource::Stack).current.map_or(MOST, |stack| (stack / 4).min(MOST))
+}
