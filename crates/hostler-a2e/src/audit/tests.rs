@@ -1,0 +1,181 @@
+//! The audit file on a real file system.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+
+use tempfile::TempDir;
+
+use super::*;
+
+fn log(path: &Path, max_bytes: u64, backup_count: u32) -> AuditLog {
+    AuditLog::new(AuditOptions { path: path.to_owned(), max_bytes, backup_count })
+}
+
+fn note(log: &mut AuditLog, number: u32) -> Option<AuditError> {
+    log.append(&AuditEntry {
+        ts: Timestamp::from_unix(Duration::from_millis(4200)),
+        session_id: &SessionId::new("s1"),
+        req_id: &ReqId::new(format!("p{number:03}")),
+        correlation_id: "c0ffee",
+        outcome: Outcome::Success,
+        duration: Duration::from_micros(12_999),
+        input_bytes: 120,
+        output_bytes: 98,
+    })
+}
+
+/// The numbers of the entries in a file, each of which must be whole.
+fn numbers(path: &Path) -> Vec<u32> {
+    let number = |line: &str| {
+        let entry: serde_json::Value = serde_json::from_str(line).unwrap();
+        entry["req_id"].as_str().unwrap()[1..].parse().unwrap()
+    };
+    fs::read_to_string(path).unwrap().lines().filter(|line| !line.is_empty()).map(number).collect()
+}
+
+#[test]
+fn an_entry_is_one_line_of_json() {
+    let (session_id, req_id) = (SessionId::new("s1"), ReqId::new("p\n4"));
+    let entry = |outcome| AuditEntry {
+        ts: Timestamp::from_unix(Duration::from_millis(4200)),
+        session_id: &session_id,
+        req_id: &req_id,
+        correlation_id: "c0ffee",
+        outcome,
+        duration: Duration::from_micros(12_999),
+        input_bytes: 120,
+        output_bytes: 98,
+    };
+    let line = |outcome| serde_json::to_string(&entry(outcome)).unwrap();
+    insta::assert_snapshot!(line(Outcome::Success), @r#"{"ts":4.2,"session_id":"s1","req_id":"p\n4","correlation_id":"c0ffee","success":true,"duration_ms":12,"error_code":null,"input_bytes":120,"output_bytes":98}"#);
+    insta::assert_snapshot!(line(Outcome::Failure(Some("proc_dead"))), @r#"{"ts":4.2,"session_id":"s1","req_id":"p\n4","correlation_id":"c0ffee","success":false,"duration_ms":12,"error_code":"proc_dead","input_bytes":120,"output_bytes":98}"#);
+    insta::assert_snapshot!(line(Outcome::Failure(None)), @r#"{"ts":4.2,"session_id":"s1","req_id":"p\n4","correlation_id":"c0ffee","success":false,"duration_ms":12,"error_code":null,"input_bytes":120,"output_bytes":98}"#);
+}
+
+#[test]
+fn entries_are_buffered_in_order_and_written_at_flush_and_drop() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("audit");
+    let mut log = log(&path, 0, 5);
+    assert!((0..10).all(|number| note(&mut log, number).is_none()));
+    assert_eq!(numbers(&path), [0; 0]);
+    assert!(log.flush().is_none());
+    assert_eq!(numbers(&path), (0..10).collect::<Vec<_>>());
+    assert!((10..200).all(|number| note(&mut log, number).is_none()));
+    drop(log);
+    assert_eq!(numbers(&path), (0..200).collect::<Vec<_>>());
+}
+
+#[test]
+fn files_are_private_even_if_they_were_not() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("audit");
+    fs::write(&path, "").unwrap();
+    fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
+    let mut log = log(&path, 400, 2);
+    for number in 0..5 {
+        assert!(note(&mut log, number).is_none());
+        assert!(log.flush().is_none());
+    }
+    for file in [path.clone(), numbered(&path, 1), numbered(&path, 2)] {
+        assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600, "{file:?}");
+    }
+}
+
+#[test]
+fn full_files_move_on_and_the_oldest_goes() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("audit");
+    let mut log = log(&path, 400, 2);
+    assert!((0..9).all(|number| note(&mut log, number).is_none()));
+    drop(log);
+    // Two entries fit into a file.
+    assert_eq!(numbers(&numbered(&path, 2)), [4, 5]);
+    assert_eq!(numbers(&numbered(&path, 1)), [6, 7]);
+    assert_eq!(numbers(&path), [8]);
+    assert!(!numbered(&path, 3).exists());
+    assert!(fs::metadata(numbered(&path, 1)).unwrap().len() <= 400);
+}
+
+#[test]
+fn without_backups_a_full_file_starts_anew() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("audit");
+    let mut log = log(&path, 400, 0);
+    assert!((0..5).all(|number| note(&mut log, number).is_none()));
+    drop(log);
+    assert_eq!(numbers(&path), [4]);
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+}
+
+#[test]
+fn an_entry_larger_than_a_file_may_be_is_still_noted() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("audit");
+    let mut log = log(&path, 10, 1);
+    assert!((0..3).all(|number| note(&mut log, number).is_none()));
+    drop(log);
+    assert_eq!((numbers(&numbered(&path, 1)), numbers(&path)), (vec![1], vec![2]));
+}
+
+#[test]
+fn an_error_is_reported_once_until_writing_works_again() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("missing/audit");
+    let mut log = log(&path, 0, 5);
+    assert!(note(&mut log, 0).is_none());
+    let error = log.flush().unwrap();
+    assert_eq!(error.to_string(), format!("failed to open the audit file {}", path.display()));
+    assert!(note(&mut log, 1).is_none());
+    assert!(log.flush().is_none());
+    assert!(log.flush().is_none());
+    assert_eq!(log.lost(), 2);
+
+    fs::create_dir(folder.path().join("missing")).unwrap();
+    assert!(note(&mut log, 2).is_none());
+    assert!(log.flush().is_none());
+    assert_eq!(numbers(&path), [2]);
+
+    fs::remove_dir_all(folder.path().join("missing")).unwrap();
+    log.target = None;
+    assert!(note(&mut log, 3).is_none());
+    assert!(log.flush().is_some());
+    assert_eq!(log.lost(), 3);
+}
+
+#[test]
+fn a_full_device_is_reported_once_and_costs_no_memory() {
+    let mut log = log(Path::new("/dev/full"), 0, 5);
+    let errors: Vec<_> = (0..200).filter_map(|number| note(&mut log, number)).collect();
+    assert_eq!(errors.len(), 1);
+    assert_eq!(errors[0].to_string(), "failed to write to the audit file /dev/full");
+    assert!(log.lost() > 0);
+    assert!(log.buffer.len() < BUFFER_BYTES);
+}
+
+#[test]
+fn a_file_that_cannot_be_moved_away_is_written_on() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("audit");
+    fs::create_dir(numbered(&path, 1)).unwrap();
+    let mut log = log(&path, 400, 1);
+    let errors: Vec<_> = (0..6).filter_map(|number| note(&mut log, number)).collect();
+    assert_eq!(errors.len(), 1);
+    assert_eq!(errors[0].to_string(), format!("failed to rotate the audit file {}", path.display()));
+    drop(log);
+    assert_eq!(numbers(&path), [0, 1, 2, 3, 4, 5]);
+}
+
+#[test]
+fn an_entry_after_a_torn_one_begins_a_new_line() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("audit");
+    fs::write(&path, "{\"ts\":4.").unwrap();
+    let mut log = log(&path, 0, 5);
+    log.line_end = LineEnd::Torn;
+    assert!(note(&mut log, 7).is_none());
+    drop(log);
+    let text = fs::read_to_string(&path).unwrap();
+    assert_eq!(text.lines().count(), 2);
+    assert!(text.starts_with("{\"ts\":4.\n{\"ts\":4.2,"));
+}

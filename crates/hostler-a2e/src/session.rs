@@ -1,0 +1,505 @@
+//! One A2E session: carries out what the protocol asks for with the core, and turns what comes back into messages.
+//!
+//! It knows no transport: items go in, lines come out into a buffer that the transport owns, and [`A2eSession::next`]
+//! waits for what the core has to say. Requests are begun in the order of [`A2eSession::handle`]; what takes longer (a
+//! start, a blocked write, a kill that waits) is answered when it is done and holds up nothing else.
+//!
+//! Invariants: the answer to a spawn request comes before the first event of its process; the terminal event of a
+//! process is its last; `next` may be dropped at any time and loses nothing.
+
+use std::collections::HashMap;
+use std::io;
+use std::time::{Duration, Instant, SystemTime};
+
+use hostler_core::sys::clock;
+use hostler_core::sys::signal::Signal;
+use hostler_core::{
+    Chunk, End, Exit, ExitStatus, Limit, Outcome, Outputs, Process, ProcessId, Pulled, Session, Signalled, SpawnError,
+    SpawnSpec, Status, StderrMode, StdinMode, Then, WriteError,
+};
+use tokio::sync::mpsc;
+
+use crate::audit::{AuditEntry, AuditLog};
+use crate::codec::Item;
+use crate::encode::{EventEncoder, Flush, MAX_EVENT_BYTES, Stream};
+use crate::protocol::{Connection, KillSignal, SpawnRequest, StdinSource, Step};
+use crate::wire::{
+    Fate, MessageIds, ProcId, ProcStatus, Reply, ReqId, SessionId, SpawnRefusal, Timestamp, WriteRefusal, shell_quoted,
+};
+
+/// How long the answer to a kill waits for the end of the process.
+const KILL_PATIENCE: Duration = Duration::from_secs(2);
+/// The most bytes of output that one turn of a process encodes, before others get theirs.
+const TURN_BYTES: usize = 64 * 1024;
+/// Between two tries to read back output that the disk would not give.
+const READ_RETRY: Duration = Duration::from_millis(200);
+
+/// What a transport has to do after a line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Flow {
+    /// Go on.
+    Continue,
+    /// End the session: SIGTERM, SIGKILL after this time.
+    Shutdown(Duration),
+}
+
+/// What a transport has room for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wanted {
+    /// Answers and output.
+    Everything,
+    /// Answers alone, while the client does not read.
+    Answers,
+}
+
+/// Something that the core has to say.
+#[derive(Debug)]
+pub struct Event(Inner);
+
+#[derive(Debug)]
+enum Inner {
+    Done(Box<Completion>),
+    Ready(Process),
+}
+
+/// A request that is being carried out, for its answer and its audit entry.
+#[derive(Debug)]
+struct Asked {
+    req_id: ReqId,
+    correlation: String,
+    since: Instant,
+    input_bytes: u64,
+}
+
+#[derive(Debug)]
+enum Completion {
+    Spawned { asked: Asked, encoder: Box<EventEncoder>, proc_id: ProcId, result: Result<Process, SpawnError> },
+    Written { asked: Asked, proc_id: ProcId, pid: u32, result: Result<(), WriteError> },
+    Killed { asked: Asked, result: Signalled },
+}
+
+#[derive(Debug)]
+struct Watched {
+    encoder: Box<EventEncoder>,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct A2eSession {
+    connection: Connection,
+    session: Session,
+    session_id: SessionId,
+    outputs: Outputs,
+    ids: MessageIds,
+    watched: HashMap<ProcessId, Watched>,
+    done: mpsc::UnboundedReceiver<Completion>,
+    /// Unbounded, but bounded by the requests under way, which the transport stops reading for.
+    done_sender: mpsc::UnboundedSender<Completion>,
+    audit: Option<AuditLog>,
+    started: Instant,
+    scratch: Vec<u8>,
+    max_processes: usize,
+}
+
+fn now() -> Timestamp {
+    let since_epoch = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    Timestamp::from_unix(since_epoch)
+}
+
+/// A process's id as the wire shows it: in UUID form.
+fn proc_id(id: ProcessId) -> ProcId {
+    let bits = id.to_u128();
+    ProcId::new(format!(
+        "{:08x}-{:04x}-{:04x}-{:04x}-{:012x}",
+        bits >> 96,
+        (bits >> 80) & 0xffff,
+        (bits >> 64) & 0xffff,
+        (bits >> 48) & 0xffff,
+        bits & 0xffff_ffff_ffff
+    ))
+}
+
+/// Reads exactly what `proc_id` writes; anything else names no process.
+fn process_id(text: &ProcId) -> Option<ProcessId> {
+    let text = text.as_str();
+    let dashes = [8, 13, 18, 23];
+    if text.len() != 36 || text.bytes().enumerate().any(|(i, b)| (b == b'-') != dashes.contains(&i)) {
+        return None;
+    }
+    text.replace('-', "").parse().ok()
+}
+
+fn pid_of(process: &Process) -> u32 {
+    process.pid().and_then(|pid| u32::try_from(pid).ok()).unwrap_or(0)
+}
+
+fn code_of(status: ExitStatus) -> i32 {
+    match status {
+        ExitStatus::Code(code) => code,
+        ExitStatus::Signal { number, .. } => -number,
+        ExitStatus::KeeperLost => 0,
+    }
+}
+
+/// The core's ends in the words of the wire.
+fn fate(end: Option<End>) -> Fate {
+    match end {
+        None => Fate::Running,
+        Some(End::Exited(Exit { status, outcome })) => match outcome {
+            Outcome::Completed | Outcome::Failed => Fate::Exited { code: code_of(status) },
+            Outcome::Killed => Fate::Killed { code: code_of(status) },
+            Outcome::TimedOut => Fate::TimedOut { code: code_of(status) },
+            Outcome::Lost => Fate::Lost,
+        },
+        // Never listed: a program that did not start has no process on the wire.
+        Some(End::NotStarted | End::Canceled { .. }) => Fate::Killed { code: -Signal::Kill.number() },
+    }
+}
+
+impl A2eSession {
+    /// A session on which nothing was said yet. `seed` is 128 random bits for the ids of messages.
+    pub fn new(
+        connection: Connection,
+        session: Session,
+        session_id: SessionId,
+        max_processes: usize,
+        seed: u128,
+        audit: Option<AuditLog>,
+    ) -> Self {
+        let (done_sender, done) = mpsc::unbounded_channel();
+        Self {
+            connection,
+            outputs: session.outputs(),
+            session,
+            session_id,
+            ids: MessageIds::new(seed),
+            watched: HashMap::new(),
+            done,
+            done_sender,
+            audit,
+            started: clock::now(),
+            scratch: Vec::new(),
+            max_processes,
+        }
+    }
+
+    /// Takes one line of the client's, `bytes` long, and appends what can be answered at once to `out`.
+    pub fn handle(&mut self, item: Item<'_>, bytes: usize, out: &mut Vec<u8>) -> Flow {
+        let since = clock::now();
+        let asked = |req_id: &ReqId, correlation: &str| Asked {
+            req_id: req_id.clone(),
+            correlation: correlation.to_owned(),
+            since,
+            input_bytes: bytes as u64,
+        };
+        match self.connection.handle(item, since - self.started) {
+            Step::Reply(reply) => self.answer(&reply, &asked(reply.req_id(), ""), out),
+            Step::Spawn(request) => {
+                let asked = asked(&request.req_id, "");
+                self.spawn(request, asked);
+            }
+            Step::Write { req_id, proc_id, data, eof } => {
+                let asked = asked(&req_id, proc_id.as_str());
+                self.write(asked, proc_id, &data, eof, out);
+            }
+            Step::Kill { req_id, proc_id, signal } => {
+                let asked = asked(&req_id, proc_id.as_str());
+                self.kill(asked, &proc_id, signal, out);
+            }
+            Step::StatusOne { req_id, proc_id } => {
+                let asked = asked(&req_id, proc_id.as_str());
+                let reply = match self.find(&proc_id) {
+                    Some(process) => Reply::status(req_id, proc_id, fate(process.end())),
+                    None => Reply::status_unknown(req_id, proc_id),
+                };
+                self.answer(&reply, &asked, out);
+            }
+            Step::StatusAll { req_id } => {
+                let asked = asked(&req_id, "");
+                let reply = Reply::status_all(req_id, self.list());
+                self.answer(&reply, &asked, out);
+            }
+            Step::Shutdown { grace } => return Flow::Shutdown(grace),
+        }
+        Flow::Continue
+    }
+
+    /// Waits for something to do: answers first, then output if it is wanted. Cancel-safe.
+    pub async fn next(&mut self, wanted: Wanted) -> Event {
+        tokio::select! {
+            biased;
+            done = self.done.recv() => match done {
+                Some(done) => Event(Inner::Done(Box::new(done))),
+                // This session holds a sender.
+                None => std::future::pending().await,
+            },
+            process = self.outputs.ready(), if wanted == Wanted::Everything => Event(Inner::Ready(process)),
+        }
+    }
+
+    /// The same without waiting.
+    pub fn try_next(&mut self) -> Option<Event> {
+        match self.done.try_recv() {
+            Ok(done) => Some(Event(Inner::Done(Box::new(done)))),
+            Err(_) => self.outputs.try_ready().map(|process| Event(Inner::Ready(process))),
+        }
+    }
+
+    /// Appends what an event has to say to `out`.
+    pub fn take(&mut self, event: Event, out: &mut Vec<u8>) {
+        match event.0 {
+            Inner::Done(done) => self.complete(*done, out),
+            Inner::Ready(process) => self.pull(&process, out),
+        }
+    }
+
+    /// Whether processes are known whose terminal event is not out.
+    pub fn has_pending_events(&self) -> bool {
+        !self.watched.is_empty()
+    }
+
+    /// Ends the session, now; the future waits until nothing of it is left.
+    pub fn close(&self, grace: Duration) -> impl Future<Output = ()> + use<> {
+        let closing = self.session.close(grace);
+        async move {
+            let receipt = closing.await;
+            if receipt.survivors.total > 0 {
+                tracing::error!(pids = ?receipt.survivors.pids, "processes have survived the end of their session");
+            }
+        }
+    }
+
+    fn find(&self, proc_id: &ProcId) -> Option<Process> {
+        let process = self.session.process(process_id(proc_id)?)?;
+        // A program that is being started, or was not, has no id on the wire yet.
+        (process.pid().is_some()).then_some(process)
+    }
+
+    fn list(&self) -> Vec<ProcStatus> {
+        let entry = |process: Process| {
+            let Status { id, argv, started_at, pid, state: _, .. } = process.status();
+            let pid = u32::try_from(pid?).ok()?;
+            let argv: Vec<String> = argv.iter().map(|arg| arg.to_string_lossy().into_owned()).collect();
+            let since_epoch = started_at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+            let started_at = Timestamp::from_unix(since_epoch);
+            Some(ProcStatus::new(proc_id(id), shell_quoted(&argv), pid, fate(process.end()), started_at))
+        };
+        self.session.processes().into_iter().filter_map(entry).collect()
+    }
+
+    fn spawn(&mut self, request: SpawnRequest, asked: Asked) {
+        let spec = SpawnSpec {
+            argv: request.argv.into_iter().map(Into::into).collect(),
+            cwd: request.cwd,
+            env: request.env.into_iter().map(|(name, value)| (name.into(), value.into())).collect(),
+            stdin: match request.stdin {
+                StdinSource::Pipe => StdinMode::Pipe,
+                StdinSource::Null => StdinMode::Null,
+            },
+            stderr: StderrMode::Separate,
+            timeout: request.timeout,
+        };
+        let spawning = self.session.spawn(spec);
+        let lane = self.ids.lane();
+        let (events, req_id) = (request.events, request.req_id);
+        let sender = self.done_sender.clone();
+        tokio::spawn(async move {
+            let result = spawning.await;
+            let proc_id = result.as_ref().map_or(ProcId::new(""), |process| proc_id(process.id()));
+            let encoder = Box::new(EventEncoder::new(&proc_id, &req_id, &lane, events));
+            // A session that is gone needs no answer.
+            let _ = sender.send(Completion::Spawned { asked, encoder, proc_id, result });
+        });
+    }
+
+    fn write(&mut self, asked: Asked, proc_id: ProcId, data: &str, eof: bool, out: &mut Vec<u8>) {
+        let Some(process) = self.find(&proc_id) else {
+            let reply = Reply::write_refused(asked.req_id.clone(), proc_id, &WriteRefusal::UnknownProc);
+            return self.answer(&reply, &asked, out);
+        };
+        let pid = pid_of(&process);
+        let writing = process.write(data.as_bytes(), if eof { Then::Close } else { Then::KeepOpen });
+        if let Some(result) = writing.now() {
+            return self.complete(Completion::Written { asked, proc_id, pid, result }, out);
+        }
+        let sender = self.done_sender.clone();
+        tokio::spawn(async move {
+            let result = writing.done().await;
+            let _ = sender.send(Completion::Written { asked, proc_id, pid, result });
+        });
+    }
+
+    fn kill(&mut self, asked: Asked, proc_id: &ProcId, signal: KillSignal, out: &mut Vec<u8>) {
+        let Some(process) = self.find(proc_id) else {
+            let reply = Reply::kill_unknown(asked.req_id.clone());
+            return self.answer(&reply, &asked, out);
+        };
+        let signal = match signal {
+            KillSignal::Term => Signal::Term,
+            KillSignal::Kill => Signal::Kill,
+            KillSignal::Int => Signal::Int,
+        };
+        let signalling = process.signal(signal, KILL_PATIENCE);
+        let sender = self.done_sender.clone();
+        tokio::spawn(async move {
+            let result = signalling.await;
+            let _ = sender.send(Completion::Killed { asked, result });
+        });
+    }
+
+    fn complete(&mut self, done: Completion, out: &mut Vec<u8>) {
+        match done {
+            Completion::Spawned { mut asked, encoder, proc_id, result } => {
+                let req_id = asked.req_id.clone();
+                match result {
+                    Ok(process) => {
+                        asked.correlation = proc_id.as_str().to_owned();
+                        self.answer(&Reply::spawned(req_id, proc_id, pid_of(&process)), &asked, out);
+                        self.watched.insert(process.id(), Watched { encoder });
+                        self.outputs.attach(&process);
+                    }
+                    Err(error) => {
+                        let refusal = self.spawn_refusal(error);
+                        self.answer(&Reply::spawn_refused(req_id, &refusal), &asked, out);
+                    }
+                }
+            }
+            Completion::Written { asked, proc_id, pid, result } => {
+                let req_id = asked.req_id.clone();
+                let reply = match result {
+                    Ok(()) => Reply::written(req_id, proc_id, pid),
+                    Err(error) => Reply::write_refused(req_id, proc_id, &write_refusal(error)),
+                };
+                self.answer(&reply, &asked, out);
+            }
+            Completion::Killed { asked, result } => {
+                let reply = kill_reply(asked.req_id.clone(), result);
+                self.answer(&reply, &asked, out);
+            }
+        }
+    }
+
+    fn spawn_refusal(&self, error: SpawnError) -> SpawnRefusal {
+        match error {
+            SpawnError::Limit(Limit::Session { max }) => SpawnRefusal::Limit { limit: max },
+            SpawnError::Limit(Limit::Host { max }) => SpawnRefusal::HostLimit { limit: max },
+            SpawnError::Limit(limit @ Limit::OpenFiles { .. }) => {
+                tracing::warn!(%limit, "a process was refused");
+                SpawnRefusal::Limit { limit: self.session.live().min(self.max_processes) }
+            }
+            SpawnError::Cwd { cwd, source } => {
+                SpawnRefusal::WorkingDirectory { cwd: cwd.to_string_lossy().into_owned(), reason: source }
+            }
+            SpawnError::Exec { program, source } => {
+                let command = program.to_string_lossy().into_owned();
+                if source.kind() == io::ErrorKind::NotFound && !command.contains('/') {
+                    SpawnRefusal::NotFound { command }
+                } else {
+                    SpawnRefusal::Start { command, reason: source }
+                }
+            }
+            SpawnError::SessionClosed => SpawnRefusal::SessionEnding,
+            error @ (SpawnError::Spec(_)
+            | SpawnError::TooLarge { .. }
+            | SpawnError::Resources(_)
+            | SpawnError::KeeperLost
+            | SpawnError::Canceled) => {
+                SpawnRefusal::Start { command: "the process".to_owned(), reason: io::Error::other(error) }
+            }
+        }
+    }
+
+    fn pull(&mut self, process: &Process, out: &mut Vec<u8>) {
+        let Some(Watched { encoder }) = self.watched.get_mut(&process.id()) else { return };
+        encoder.set_time(now());
+        let pulled = process.pull(TURN_BYTES, MAX_EVENT_BYTES, &mut self.scratch, |Chunk { stream, bytes, flush }| {
+            let stream = match stream {
+                hostler_core::Stream::Stdout => Stream::Stdout,
+                hostler_core::Stream::Stderr => Stream::Stderr,
+            };
+            let flush = match flush {
+                hostler_core::Flush::Lines => Flush::None,
+                hostler_core::Flush::Piece => Flush::Piece,
+                hostler_core::Flush::End => Flush::End,
+            };
+            encoder.lines(stream, bytes, flush, out)
+        });
+        match pulled {
+            Ok(Pulled::More) => process.requeue(),
+            Ok(Pulled::Idle) => {}
+            Ok(Pulled::Finished) => {
+                if let Some(terminal) = fate(process.end()).terminal() {
+                    encoder.terminal(terminal, out);
+                }
+                self.watched.remove(&process.id());
+            }
+            Err(error) => {
+                tracing::error!(%error, "captured output cannot be read now, trying again");
+                let process = process.clone();
+                tokio::spawn(async move {
+                    tokio::time::sleep_until((clock::now() + READ_RETRY).into()).await;
+                    process.requeue();
+                });
+            }
+        }
+    }
+
+    fn answer(&mut self, reply: &Reply, asked: &Asked, out: &mut Vec<u8>) {
+        let before = out.len();
+        let ts = now();
+        reply.push_line(&mut self.ids, ts, out);
+        let Some(audit) = &mut self.audit else { return };
+        let entry = AuditEntry {
+            ts,
+            session_id: &self.session_id,
+            req_id: &asked.req_id,
+            correlation_id: &asked.correlation,
+            outcome: reply.outcome(),
+            duration: clock::now() - asked.since,
+            input_bytes: asked.input_bytes,
+            output_bytes: (out.len() - before) as u64,
+        };
+        if let Some(error) = audit.append(&entry) {
+            tracing::error!(error = &error as &dyn std::error::Error, "the audit is incomplete");
+        }
+    }
+}
+
+fn write_refusal(error: WriteError) -> WriteRefusal {
+    match error {
+        WriteError::NoStdin => WriteRefusal::NoStdin,
+        WriteError::Closed => WriteRefusal::AfterEof,
+        WriteError::ClosedByProcess => WriteRefusal::ClosedByProcess,
+        WriteError::Ended => WriteRefusal::ProcDead,
+        WriteError::Full { .. } => WriteRefusal::Write { reason: io::Error::other(error) },
+    }
+}
+
+fn kill_reply(req_id: ReqId, result: Signalled) -> Reply {
+    let pids = |receipt: hostler_core::Receipt| {
+        receipt.survivors.pids.into_iter().filter_map(|pid| u32::try_from(pid).ok()).collect()
+    };
+    match result {
+        // What ended by or during a kill counts as killed, whatever its own status says.
+        Signalled::Ended { end, receipt } => Reply::kill_settled(req_id, fate(Some(end)), pids(receipt)),
+        Signalled::Alive { receipt } => Reply::kill_settled(req_id, Fate::Running, pids(receipt)),
+        Signalled::AlreadyEnded { end } => Reply::kill_ended(req_id, fate(Some(end))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn process_ids_are_written_as_uuids_and_read_back() {
+        let id: ProcessId = "0123456789abcdef0123456789abcdef".parse().unwrap();
+        let text = proc_id(id);
+        assert_eq!(text.as_str(), "01234567-89ab-cdef-0123-456789abcdef");
+        assert_eq!(process_id(&text), Some(id));
+        for bad in ["", "x", "0123456789abcdef0123456789abcdef", "01234567-89AB-cdef-0123-456789abcdef", "../x"] {
+            assert_eq!(process_id(&ProcId::new(bad)), None, "{bad}");
+        }
+    }
+}

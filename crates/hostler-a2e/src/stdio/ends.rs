@@ -1,0 +1,262 @@
+//! The two descriptors, whatever they are.
+
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+
+use hostler_core::sys::reactor;
+use rustix::fs::{FileType, Mode, OFlags};
+use rustix::net::{RecvFlags, SendFlags};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::sync::mpsc;
+
+/// Chunks that a waiting thread may be ahead.
+const THREAD_CHUNKS: usize = 4;
+const CHUNK_BYTES: usize = 64 * 1024;
+
+#[derive(Debug)]
+enum Kind {
+    Pipe(AsyncFd<OwnedFd>),
+    Socket(AsyncFd<OwnedFd>),
+}
+
+impl Kind {
+    fn ready(&self) -> &AsyncFd<OwnedFd> {
+        match self {
+            Self::Pipe(fd) | Self::Socket(fd) => fd,
+        }
+    }
+}
+
+/// `None` for what the reactor does not take.
+fn open(fd: &OwnedFd, flags: OFlags, interest: Interest) -> io::Result<Option<Kind>> {
+    let kind = FileType::from_raw_mode(rustix::fs::fstat(fd)?.st_mode);
+    match kind {
+        // A description of our own: the flags of the one we got are shared with whoever else holds it.
+        FileType::Fifo => {
+            let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
+            let own = rustix::fs::open(path, flags | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY, Mode::empty());
+            Ok(own.ok().map(|own| reactor::register(own, interest)).transpose()?.map(Kind::Pipe))
+        }
+        FileType::Socket => Ok(Some(Kind::Socket(reactor::register(fd.try_clone()?, interest)?))),
+        FileType::RegularFile
+        | FileType::Directory
+        | FileType::Symlink
+        | FileType::CharacterDevice
+        | FileType::BlockDevice
+        | FileType::Unknown => Ok(None),
+    }
+}
+
+/// Where requests come from.
+#[derive(Debug)]
+pub struct Input(Source);
+
+#[derive(Debug)]
+enum Source {
+    Polled(Kind),
+    Thread { chunks: mpsc::Receiver<io::Result<Vec<u8>>>, rest: Vec<u8> },
+}
+
+impl Input {
+    /// Takes a descriptor.
+    ///
+    /// # Errors
+    /// When it cannot be looked at or registered.
+    pub fn open(fd: OwnedFd) -> io::Result<Self> {
+        if let Some(kind) = open(&fd, OFlags::RDONLY, Interest::READABLE)? {
+            return Ok(Self(Source::Polled(kind)));
+        }
+        let (sender, chunks) = mpsc::channel(THREAD_CHUNKS);
+        std::thread::Builder::new().name("stdin".to_owned()).spawn(move || read_all(fd, &sender))?;
+        Ok(Self(Source::Thread { chunks, rest: Vec::new() }))
+    }
+
+    /// Reads what there is, at least one byte; 0 is the end. Cancel-safe.
+    pub(super) async fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        match &mut self.0 {
+            Source::Polled(kind) => {
+                let socket = matches!(kind, Kind::Socket(_));
+                kind.ready().async_io(Interest::READABLE, |fd| read_now(fd, buffer, socket)).await
+            }
+            Source::Thread { chunks, rest } => {
+                if rest.is_empty() {
+                    match chunks.recv().await {
+                        Some(chunk) => *rest = chunk?,
+                        None => return Ok(0),
+                    }
+                }
+                let n = rest.len().min(buffer.len());
+                buffer[..n].copy_from_slice(&rest[..n]);
+                rest.drain(..n);
+                Ok(n)
+            }
+        }
+    }
+}
+
+fn read_now(fd: &OwnedFd, buffer: &mut [u8], socket: bool) -> io::Result<usize> {
+    loop {
+        let read = if socket {
+            rustix::net::recv(fd, &mut *buffer, RecvFlags::DONTWAIT).map(|(_, n)| n)
+        } else {
+            rustix::io::read(fd, &mut *buffer)
+        };
+        match read {
+            Err(rustix::io::Errno::INTR) => {}
+            read => return Ok(read?),
+        }
+    }
+}
+
+fn read_all(fd: OwnedFd, sender: &mpsc::Sender<io::Result<Vec<u8>>>) {
+    let mut file = std::fs::File::from(fd);
+    loop {
+        let mut chunk = vec![0; CHUNK_BYTES];
+        let read = file.read(&mut chunk).map(|n| {
+            chunk.truncate(n);
+            chunk
+        });
+        let last = !matches!(&read, Ok(chunk) if !chunk.is_empty());
+        let interrupted = matches!(&read, Err(error) if error.kind() == io::ErrorKind::Interrupted);
+        if interrupted {
+            continue;
+        }
+        if matches!(&read, Ok(chunk) if chunk.is_empty()) || sender.blocking_send(read).is_err() || last {
+            return;
+        }
+    }
+}
+
+/// Where messages go: a buffer, and a descriptor that takes it as fast as the client reads.
+#[derive(Debug)]
+pub struct Output {
+    buffer: Vec<u8>,
+    written: usize,
+    sink: Sink,
+}
+
+#[derive(Debug)]
+enum Sink {
+    Polled(Kind),
+    Thread(mpsc::Sender<Vec<u8>>),
+}
+
+impl Output {
+    /// Takes a descriptor.
+    ///
+    /// # Errors
+    /// When it cannot be looked at or registered.
+    pub fn open(fd: OwnedFd) -> io::Result<Self> {
+        let sink = match open(&fd, OFlags::WRONLY, Interest::WRITABLE | Interest::ERROR)? {
+            Some(kind) => Sink::Polled(kind),
+            None => {
+                let (sender, mut chunks) = mpsc::channel::<Vec<u8>>(THREAD_CHUNKS);
+                let mut file = std::fs::File::from(fd);
+                std::thread::Builder::new().name("stdout".to_owned()).spawn(move || {
+                    while let Some(chunk) = chunks.blocking_recv() {
+                        if file.write_all(&chunk).is_err() {
+                            // The end of the channel is how the other side hears of it.
+                            return;
+                        }
+                    }
+                })?;
+                Sink::Thread(sender)
+            }
+        };
+        Ok(Self { buffer: Vec::new(), written: 0, sink })
+    }
+
+    /// Messages are appended here.
+    pub(super) fn buffer(&mut self) -> &mut Vec<u8> {
+        &mut self.buffer
+    }
+
+    /// Bytes that wait.
+    pub(super) fn pending(&self) -> usize {
+        self.buffer.len() - self.written
+    }
+
+    /// Writes what the descriptor takes at once.
+    ///
+    /// # Errors
+    /// When the client is gone.
+    pub(super) fn write_now(&mut self) -> io::Result<()> {
+        let Sink::Polled(kind) = &self.sink else { return Ok(()) };
+        let socket = matches!(kind, Kind::Socket(_));
+        while self.written < self.buffer.len() {
+            match write_some(kind.ready().get_ref(), &self.buffer[self.written..], socket) {
+                Ok(n) => self.written += n,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(error) => return Err(error),
+            }
+        }
+        self.reset();
+        Ok(())
+    }
+
+    /// Writes until nothing waits; when nothing does, waits until the client is gone. Cancel-safe.
+    ///
+    /// # Errors
+    /// When the client is gone.
+    pub(super) async fn flush(&mut self) -> io::Result<()> {
+        if self.pending() == 0 {
+            return self.gone().await;
+        }
+        match &self.sink {
+            Sink::Polled(kind) => {
+                let socket = matches!(kind, Kind::Socket(_));
+                let (buffer, written) = (&self.buffer, &mut self.written);
+                let write = |fd: &OwnedFd| {
+                    while *written < buffer.len() {
+                        *written += write_some(fd, &buffer[*written..], socket)?;
+                    }
+                    Ok(())
+                };
+                kind.ready().async_io(Interest::WRITABLE, write).await?;
+            }
+            Sink::Thread(sender) => {
+                let place = sender.reserve().await.map_err(|_| io::Error::from(io::ErrorKind::BrokenPipe))?;
+                place.send(self.buffer.split_off(self.written));
+                self.written = self.buffer.len();
+            }
+        }
+        self.reset();
+        Ok(())
+    }
+
+    async fn gone(&self) -> io::Result<()> {
+        match &self.sink {
+            Sink::Polled(kind) => {
+                // The reactor reports an error on a pipe without a reader, and on a socket whose peer has closed.
+                let _ = kind.ready().ready(Interest::ERROR).await?;
+            }
+            Sink::Thread(sender) => sender.closed().await,
+        }
+        Err(io::ErrorKind::BrokenPipe.into())
+    }
+
+    /// Large buffers go back to the allocator once they have done their work.
+    fn reset(&mut self) {
+        const KEPT: usize = 2 << 20;
+        self.written = 0;
+        self.buffer.clear();
+        if self.buffer.capacity() > KEPT {
+            self.buffer.shrink_to(KEPT);
+        }
+    }
+}
+
+fn write_some(fd: &OwnedFd, bytes: &[u8], socket: bool) -> io::Result<usize> {
+    loop {
+        let wrote = if socket {
+            rustix::net::send(fd.as_fd(), bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL)
+        } else {
+            rustix::io::write(fd, bytes)
+        };
+        match wrote {
+            Err(rustix::io::Errno::INTR) => {}
+            wrote => return Ok(wrote?),
+        }
+    }
+}

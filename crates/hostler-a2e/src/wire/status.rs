@@ -1,0 +1,276 @@
+//! What became of a process, and the two vocabularies of A2E for it.
+//!
+//! A2E has a status word (`proc/status/resp`, `proc/kill/resp`) and a ProcState (entries of `procs`) that overlap but
+//! differ. Both, the exit code and the terminal event come from [`Fate`], each by one `match`.
+
+use serde::Serialize;
+
+use super::ids::ProcId;
+use super::json::Timestamp;
+
+/// What is known of a process. Codes are exit codes, or the negated number of the signal that ended the process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// It runs, or its end was not yet reported by its terminal event.
+    Running,
+    /// It ended on its own, or by a signal from elsewhere.
+    Exited {
+        /// Exit code, or minus the signal.
+        code: i32,
+    },
+    /// It ended after a kill request or with its session.
+    Killed {
+        /// Exit code, or minus the signal.
+        code: i32,
+    },
+    /// It was stopped at its time limit.
+    TimedOut {
+        /// Exit code, or minus the signal.
+        code: i32,
+    },
+    /// It ended with the keeper that watched it, so its own exit code is not known.
+    Lost,
+}
+
+impl Fate {
+    /// The status word for this.
+    pub fn status(self) -> StatusWord {
+        match self {
+            Self::Running => StatusWord::Running,
+            Self::Exited { code: 0 } => StatusWord::Completed,
+            Self::Exited { .. } => StatusWord::Failed,
+            Self::Killed { .. } => StatusWord::Killed,
+            Self::TimedOut { .. } => StatusWord::TimedOut,
+            Self::Lost => StatusWord::Error,
+        }
+    }
+
+    /// The ProcState for this.
+    pub fn state(self) -> ProcState {
+        match self {
+            Self::Running => ProcState::Running,
+            Self::Exited { code: 0 } | Self::Killed { .. } => ProcState::Stopped,
+            Self::Exited { .. } | Self::Lost => ProcState::Crashed,
+            Self::TimedOut { .. } => ProcState::TimedOut,
+        }
+    }
+
+    /// The exit code, where one is known.
+    pub fn exit_code(self) -> Option<i32> {
+        match self {
+            Self::Exited { code } | Self::Killed { code } | Self::TimedOut { code } => Some(code),
+            Self::Running | Self::Lost => None,
+        }
+    }
+
+    /// The last event of a process that ended so; `None` while it runs.
+    ///
+    /// A lost process counts as ended by SIGKILL: that is what the nursery does with what a dead keeper leaves.
+    pub fn terminal(self) -> Option<Terminal> {
+        const LOST: i32 = -9;
+        match self {
+            Self::Running => None,
+            Self::Exited { code } => Some(Terminal::Exit(code)),
+            Self::Killed { .. } | Self::TimedOut { .. } => Some(Terminal::Killed),
+            Self::Lost => Some(Terminal::Exit(LOST)),
+        }
+    }
+}
+
+/// The last event of a process: how it ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Terminal {
+    /// Its exit code, or minus the signal that ended it.
+    Exit(i32),
+    /// It was killed on request or at its time limit.
+    Killed,
+}
+
+/// The status of a process as `proc/status/resp` and `proc/kill/resp` say it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StatusWord {
+    /// It runs.
+    Running,
+    /// It ended with exit code 0.
+    Completed,
+    /// It ended with another code, or by a signal from elsewhere.
+    Failed,
+    /// It ended after a kill request.
+    Killed,
+    /// It was stopped at its time limit.
+    TimedOut,
+    /// The session has no such process.
+    NotFound,
+    /// The host itself could not settle the question.
+    Error,
+}
+
+impl StatusWord {
+    /// The word on the wire.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Running => "running",
+            Self::Completed => "completed",
+            Self::Failed => "failed",
+            Self::Killed => "killed",
+            Self::TimedOut => "timedout",
+            Self::NotFound => "not_found",
+            Self::Error => "error",
+        }
+    }
+}
+
+impl Serialize for StatusWord {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.word())
+    }
+}
+
+/// The state of a process as entries of `procs` say it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProcState {
+    /// It runs.
+    Running,
+    /// It ended with exit code 0, or was killed on request.
+    Stopped,
+    /// It ended with another code, or by a signal from elsewhere.
+    Crashed,
+    /// It was stopped at its time limit.
+    TimedOut,
+}
+
+impl ProcState {
+    /// The word on the wire.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Running => "running",
+            Self::Stopped => "stopped",
+            Self::Crashed => "crashed",
+            Self::TimedOut => "timedout",
+        }
+    }
+}
+
+impl Serialize for ProcState {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.word())
+    }
+}
+
+/// One entry of the list that answers a status request without `proc_id`.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ProcStatus {
+    proc_id: ProcId,
+    cmd: String,
+    state: ProcState,
+    pid: u32,
+    exit_code: Option<i32>,
+    started_at: Timestamp,
+}
+
+impl ProcStatus {
+    /// The entry of the process `proc_id`; `cmd` is its command line as [`shell_quoted`] gives it.
+    pub fn new(proc_id: ProcId, cmd: String, pid: u32, fate: Fate, started_at: Timestamp) -> Self {
+        Self { proc_id, cmd, state: fate.state(), pid, exit_code: fate.exit_code(), started_at }
+    }
+}
+
+/// The status of a whole session: running while any of `procs` runs, else completed.
+pub fn overall_status(procs: &[ProcStatus]) -> StatusWord {
+    if procs.iter().any(|entry| entry.state == ProcState::Running) {
+        StatusWord::Running
+    } else {
+        StatusWord::Completed
+    }
+}
+
+/// A command line that a POSIX shell reads back as `argv`.
+pub fn shell_quoted(argv: &[String]) -> String {
+    let mut line = String::new();
+    for word in argv {
+        if !line.is_empty() {
+            line.push(' ');
+        }
+        push_quoted(&mut line, word);
+    }
+    line
+}
+
+fn push_quoted(line: &mut String, word: &str) {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_@%+=:,./-".contains(&byte);
+    if !word.is_empty() && word.bytes().all(is_plain) {
+        line.push_str(word);
+        return;
+    }
+    line.push('\'');
+    for (index, part) in word.split('\'').enumerate() {
+        if index > 0 {
+            line.push_str("'\\''");
+        }
+        line.push_str(part);
+    }
+    line.push('\'');
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_fate_has_its_words_its_code_and_its_last_event() {
+        let table = [
+            (Fate::Running, "running", "running", None, None),
+            (Fate::Exited { code: 0 }, "completed", "stopped", Some(0), Some(Terminal::Exit(0))),
+            (Fate::Exited { code: 3 }, "failed", "crashed", Some(3), Some(Terminal::Exit(3))),
+            (Fate::Exited { code: -9 }, "failed", "crashed", Some(-9), Some(Terminal::Exit(-9))),
+            (Fate::Killed { code: -15 }, "killed", "stopped", Some(-15), Some(Terminal::Killed)),
+            (Fate::Killed { code: 0 }, "killed", "stopped", Some(0), Some(Terminal::Killed)),
+            (Fate::TimedOut { code: -9 }, "timedout", "timedout", Some(-9), Some(Terminal::Killed)),
+            (Fate::Lost, "error", "crashed", None, Some(Terminal::Exit(-9))),
+        ];
+        for (fate, status, state, code, terminal) in table {
+            assert_eq!(fate.status().word(), status, "{fate:?}");
+            assert_eq!(fate.state().word(), state, "{fate:?}");
+            assert_eq!(fate.exit_code(), code, "{fate:?}");
+            assert_eq!(fate.terminal(), terminal, "{fate:?}");
+        }
+    }
+
+    #[test]
+    fn the_words_that_no_fate_has_are_those_of_the_protocol() {
+        assert_eq!(StatusWord::NotFound.word(), "not_found");
+        assert_eq!(StatusWord::Error.word(), "error");
+    }
+
+    #[test]
+    fn a_session_is_running_while_any_process_runs() {
+        let entry = |fate| {
+            ProcStatus::new(
+                ProcId::new("p"),
+                "ls".to_owned(),
+                7,
+                fate,
+                Timestamp::from_unix(std::time::Duration::ZERO),
+            )
+        };
+        assert_eq!(overall_status(&[]), StatusWord::Completed);
+        assert_eq!(overall_status(&[entry(Fate::Exited { code: 1 })]), StatusWord::Completed);
+        assert_eq!(
+            overall_status(&[entry(Fate::Exited { code: 1 }), entry(Fate::Running)]),
+            StatusWord::Running
+        );
+    }
+
+    #[test]
+    fn command_lines_are_quoted_where_a_shell_needs_it() {
+        let quoted =
+            |argv: &[&str]| shell_quoted(&argv.iter().map(|&word| word.to_owned()).collect::<Vec<_>>());
+        assert_eq!(quoted(&["python3", "-c", "print(input())"]), "python3 -c 'print(input())'");
+        assert_eq!(
+            quoted(&["ls", "", "a b", "it's", "/usr/bin:x=1,2%+@_-"]),
+            r"ls '' 'a b' 'it'\''s' /usr/bin:x=1,2%+@_-"
+        );
+        assert_eq!(quoted(&["ls", "é", "~", "$x", "a\nb"]), "ls 'é' '~' '$x' 'a\nb'");
+        assert_eq!(quoted(&[]), "");
+    }
+}
