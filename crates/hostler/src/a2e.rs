@@ -1,0 +1,116 @@
+//! `hostler a2e --stdio`.
+
+use std::ffi::OsString;
+use std::os::fd::{AsFd, OwnedFd};
+use std::process::ExitCode;
+
+use anyhow::Context;
+use hostler_a2e::audit::{AuditLog, AuditOptions};
+use hostler_a2e::encode::{DataForm, PushForm};
+use hostler_a2e::protocol::{Connection, ConnectionOptions};
+use hostler_a2e::session::A2eSession;
+use hostler_a2e::stdio;
+use hostler_a2e::wire::{Secret, SessionId};
+use hostler_core::{CgroupUse, HelperProgram, Host, HostOptions, Nursery, Places, Session, SessionOptions};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+use crate::config::{Cgroup, Config, EventData};
+use crate::exit::Status;
+
+/// Hosts processes for the agent at the other end of standard input and output, until it ends the session.
+///
+/// `inherited` is the environment that processes get, without secrets.
+pub(crate) fn a2e_stdio(config: Config, inherited: Vec<(OsString, OsString)>) -> anyhow::Result<ExitCode> {
+    let nursery = Nursery::start(HelperProgram::CurrentExe).context("failed to start")?;
+    // One thread: a request, its process and its event meet without waking another one.
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("failed to set up the event loop")?;
+    runtime.block_on(async {
+        let stop = StopSignals::listen().context("failed to listen for signals")?;
+        let host = Host::start(nursery, host_options(&config, inherited)).context("failed to start")?;
+        let session = host.open_session(SessionOptions {
+            max_processes: config.a2e.max_processes,
+            bytes_per_process: config.runtime.output.relay_bytes_per_process,
+            bytes_per_session: config.runtime.output.relay_bytes_per_session,
+            ..SessionOptions::relay()
+        });
+        let (input, output) = stdio_ends().context("failed to use standard input and output")?;
+        let ending = stdio::serve(a2e_session(&config, session), input, output, stop.any())
+            .await
+            .context("failed to use standard input and output")?;
+        tracing::info!(?ending, "the session has ended");
+        Ok(Status::Done.into())
+    })
+}
+
+fn host_options(config: &Config, inherited: Vec<(OsString, OsString)>) -> HostOptions {
+    HostOptions {
+        max_processes: config.a2e.max_processes_total,
+        stop_grace: config.runtime.stop_grace,
+        buffer_bytes: config.runtime.output.buffer_bytes,
+        cgroup: match config.runtime.cgroup {
+            Cgroup::Auto => CgroupUse::Auto,
+            Cgroup::Off => CgroupUse::Off,
+        },
+        state_dir: config.runtime.state_dir.clone(),
+        places: Places::of(|name| std::env::var_os(name)),
+        env: inherited,
+        ..HostOptions::default()
+    }
+}
+
+fn a2e_session(config: &Config, session: Session) -> A2eSession {
+    let session_id = SessionId::new(session.id().to_string());
+    let connection = Connection::new(ConnectionOptions {
+        session_id: session_id.clone(),
+        allowed_commands: config.a2e.allowed_commands.clone(),
+        auth_token: config.a2e.auth_token.as_ref().map(|token| Secret::new(token.reveal())),
+        data_form: match config.a2e.event_data {
+            EventData::String => DataForm::String,
+            EventData::Object => DataForm::Object,
+        },
+        push_form: if config.a2e.push_events { PushForm::Push } else { PushForm::Correlated },
+        default_timeout: config.a2e.default_timeout,
+    });
+    let audit = config.a2e.audit.as_ref().map(|audit| {
+        AuditLog::new(AuditOptions {
+            path: audit.path.clone(),
+            max_bytes: audit.max_bytes,
+            backup_count: u32::try_from(audit.backup_count).unwrap_or(u32::MAX),
+        })
+    });
+    let seed = hostler_core::SessionId::random().to_u128();
+    A2eSession::new(connection, session, session_id, config.a2e.max_processes, seed, audit)
+}
+
+/// Standard input and output as descriptors of our own, so that nothing else in the process writes between messages.
+fn stdio_ends() -> std::io::Result<(OwnedFd, OwnedFd)> {
+    Ok((std::io::stdin().as_fd().try_clone_to_owned()?, std::io::stdout().as_fd().try_clone_to_owned()?))
+}
+
+/// The signals that ask a host to end.
+struct StopSignals {
+    term: Signal,
+    interrupt: Signal,
+    hangup: Signal,
+}
+
+impl StopSignals {
+    fn listen() -> std::io::Result<Self> {
+        Ok(Self {
+            term: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+            hangup: signal(SignalKind::hangup())?,
+        })
+    }
+
+    async fn any(mut self) {
+        tokio::select! {
+            _ = self.term.recv() => {}
+            _ = self.interrupt.recv() => {}
+            _ = self.hangup.recv() => {}
+        }
+    }
+}

@@ -1,0 +1,275 @@
+//! The configuration: layers of settings become one validated [`Config`], which is all that the rest sees.
+//!
+//! Defaults < `$XDG_CONFIG_HOME/hostler/config.toml` < `--config` or `$HOSTLER_CONFIG` < `HOSTLER_*` < flags. Nothing is
+//! read from the working directory. The keys and their defaults stand once, in `config/default.toml`; their types and
+//! ranges once, in [`raw`]. This module reads files only in [`load`], and takes the environment as a value.
+
+mod environment;
+mod error;
+mod file;
+mod layers;
+mod raw;
+mod token;
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::ValueEnum;
+
+pub(crate) use environment::{lookup, without_secrets};
+pub(crate) use error::{ConfigError, Origin};
+pub(crate) use layers::{DEFAULT_FILE, Schema, Setting};
+use raw::Raw;
+pub(crate) use token::{AuthToken, TokenSource};
+
+/// Everything that can be configured, checked.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Config {
+    pub(crate) a2e: A2e,
+    pub(crate) runtime: Runtime,
+    pub(crate) log: Log,
+}
+
+/// The A2E host.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct A2e {
+    /// Words that a command may begin with.
+    pub(crate) allowed_commands: Vec<String>,
+    /// Live processes of a session.
+    pub(crate) max_processes: usize,
+    /// Live processes of all sessions.
+    pub(crate) max_processes_total: usize,
+    /// For processes that are started without a timeout.
+    pub(crate) default_timeout: Option<Duration>,
+    /// What an agent must show in its handshake.
+    pub(crate) auth_token: Option<AuthToken>,
+    pub(crate) event_data: EventData,
+    /// Whether events leave out the id of the request that started their process.
+    pub(crate) push_events: bool,
+    pub(crate) audit: Option<Audit>,
+}
+
+/// The record of handled requests.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Audit {
+    pub(crate) path: PathBuf,
+    /// Size at which a new file is begun.
+    pub(crate) max_bytes: u64,
+    /// Older files that are kept.
+    pub(crate) backup_count: usize,
+}
+
+/// What holds for processes of every face.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Runtime {
+    /// Where state lives; `None` leaves the choice to the usual folders.
+    pub(crate) state_dir: Option<PathBuf>,
+    /// Time between asking a process to end and killing it.
+    pub(crate) stop_grace: Duration,
+    pub(crate) cgroup: Cgroup,
+    pub(crate) output: Output,
+}
+
+/// How much output is held, in bytes.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Output {
+    /// In memory, a stream.
+    pub(crate) buffer_bytes: usize,
+    /// Not yet taken by the session's reader, a process.
+    pub(crate) relay_bytes_per_process: u64,
+    /// Not yet taken by the session's reader, all processes of a session.
+    pub(crate) relay_bytes_per_session: u64,
+}
+
+/// Messages on standard error.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Log {
+    pub(crate) level: LogLevel,
+    pub(crate) format: LogFormat,
+}
+
+/// The shape of `data` in events.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum EventData {
+    /// JSON text in a string.
+    String,
+    /// A JSON object.
+    Object,
+}
+
+/// Whether processes get control groups.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Cgroup {
+    /// Where they can be made.
+    Auto,
+    /// Never.
+    Off,
+}
+
+/// The least serious message that is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LogLevel {
+    Off,
+    Error,
+    Warn,
+    Info,
+    Debug,
+    Trace,
+}
+
+/// The form of messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LogFormat {
+    /// A line for people.
+    Text,
+    /// An object a line.
+    Json,
+}
+
+/// Where settings may come from.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Sources {
+    /// The variables of this process.
+    pub(crate) variables: Vec<(OsString, OsString)>,
+    /// The file of `--config`, absolute.
+    pub(crate) file: Option<PathBuf>,
+    /// What other flags set.
+    pub(crate) flags: Vec<Setting>,
+}
+
+/// A configuration and what it was made of.
+#[derive(Clone, Debug)]
+pub(crate) struct Loaded {
+    pub(crate) config: Config,
+    /// Files that were read, in the order of their layers.
+    pub(crate) files: Vec<PathBuf>,
+    effective: Raw,
+}
+
+impl Loaded {
+    /// The effective value of every key as TOML, without secrets.
+    pub(crate) fn to_toml(&self) -> Result<String, toml::ser::Error> {
+        toml::to_string(&self.effective)
+    }
+}
+
+/// Reads all layers and checks them.
+pub(crate) fn load(sources: &Sources) -> Result<Loaded, ConfigError> {
+    let schema = Schema::new();
+    let mut settings = Vec::new();
+    let mut files = Vec::new();
+    let user = user_file(&sources.variables);
+    let explicit = explicit_file(sources)?;
+    for (path, missing) in
+        user.iter().map(|p| (p, Missing::Fine)).chain(explicit.iter().map(|p| (p, Missing::Error)))
+    {
+        let Some(text) = file::read(path)? else {
+            match missing {
+                Missing::Fine => continue,
+                Missing::Error => {
+                    let source = rustix::io::Errno::NOENT.into();
+                    return Err(ConfigError::ReadFile { path: path.clone(), source });
+                }
+            }
+        };
+        settings.extend(file::settings(&schema, path, &text)?);
+        files.push(path.clone());
+    }
+    settings.extend(environment::settings(&schema, &sources.variables)?);
+    settings.extend(sources.flags.iter().cloned());
+    let effective = layers::merge(&schema, &settings)?;
+    let origins = Origins(&settings);
+    let token = match token::from_variable(&sources.variables)? {
+        Some(token) => Some(token),
+        None => match effective.a2e.auth_token_file.get() {
+            Some(path) => Some(token::from_file(path, &origins.of("a2e.auth_token_file"))?),
+            None => None,
+        },
+    };
+    Ok(Loaded { config: validate(&effective, token, &origins)?, files, effective })
+}
+
+#[derive(Clone, Copy)]
+enum Missing {
+    Fine,
+    Error,
+}
+
+/// `$XDG_CONFIG_HOME/hostler/config.toml` or the same below `~/.config`; relative folders are ignored, as the XDG base
+/// directory specification wants it.
+fn user_file(variables: &environment::Variables) -> Option<PathBuf> {
+    let folder = |name| lookup(variables, name).map(Path::new).filter(|path| path.is_absolute());
+    let config =
+        folder("XDG_CONFIG_HOME").map(Path::to_owned).or_else(|| Some(folder("HOME")?.join(".config")))?;
+    Some(config.join("hostler/config.toml"))
+}
+
+fn explicit_file(sources: &Sources) -> Result<Option<PathBuf>, ConfigError> {
+    if sources.file.is_some() {
+        return Ok(sources.file.clone());
+    }
+    match lookup(&sources.variables, environment::CONFIG_VARIABLE).map(Path::new) {
+        Some(path) if path.is_relative() => Err(ConfigError::RelativeFile { path: path.into() }),
+        path => Ok(path.map(Path::to_owned)),
+    }
+}
+
+/// Who set what: the last setting of a key is the one that holds.
+struct Origins<'a>(&'a [Setting]);
+
+impl Origins<'_> {
+    fn of(&self, key: &str) -> Origin {
+        self.0
+            .iter()
+            .rfind(|setting| setting.key == key)
+            .map_or(Origin::Default, |setting| setting.origin.clone())
+    }
+}
+
+fn validate(raw: &Raw, auth_token: Option<AuthToken>, origins: &Origins<'_>) -> Result<Config, ConfigError> {
+    let a2e = &raw.a2e;
+    let output = &raw.runtime.output;
+    let audit = match (a2e.audit.enabled.get(), a2e.audit.path.get()) {
+        (false, _) => None,
+        (true, None) => {
+            return Err(ConfigError::AuditWithoutPath { origin: origins.of("a2e.audit.enabled") });
+        }
+        (true, Some(path)) => Some(Audit {
+            path: path.to_owned(),
+            max_bytes: a2e.audit.max_bytes.get(),
+            backup_count: count(a2e.audit.backup_count.get()),
+        }),
+    };
+    Ok(Config {
+        a2e: A2e {
+            allowed_commands: a2e.allowed_commands.get().to_vec(),
+            max_processes: count(a2e.max_processes.get()),
+            max_processes_total: count(a2e.max_processes_total.get()),
+            default_timeout: Some(a2e.default_timeout_s.get()).filter(|s| *s > 0).map(Duration::from_secs),
+            auth_token,
+            event_data: a2e.event_data.get(),
+            push_events: a2e.push_events.get(),
+            audit,
+        },
+        runtime: Runtime {
+            state_dir: raw.runtime.state_dir.get().map(Path::to_owned),
+            stop_grace: Duration::from_millis(raw.runtime.processes.stop_grace_ms.get()),
+            cgroup: raw.runtime.processes.cgroup.get(),
+            output: Output {
+                buffer_bytes: count(output.buffer_bytes.get()),
+                relay_bytes_per_process: output.relay_bytes_per_process.get(),
+                relay_bytes_per_session: output.relay_bytes_per_session.get(),
+            },
+        },
+        log: Log { level: raw.log.level.get(), format: raw.log.format.get() },
+    })
+}
+
+/// The ranges of counts fit any machine that this runs on; where they did not, the largest count would do.
+fn count(n: u64) -> usize {
+    usize::try_from(n).unwrap_or(usize::MAX)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,256 @@
+//! The configuration as it is written: one field a key, with the name and the unit of the file.
+//!
+//! The types refuse what is not allowed and say what is, so that a value is checked in one place wherever it came from.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::path::{Path, PathBuf};
+
+use clap::ValueEnum;
+use serde::de::{Error as _, SeqAccess, Unexpected, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use super::{Cgroup, EventData, LogFormat, LogLevel};
+
+/// All keys. There are no optional ones: defaults come from the default file.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Raw {
+    pub(crate) a2e: RawA2e,
+    pub(crate) runtime: RawRuntime,
+    pub(crate) log: RawLog,
+}
+
+/// `[a2e]`
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct RawA2e {
+    pub(crate) allowed_commands: CommandNames,
+    pub(crate) max_processes: Whole<1, 1_000_000>,
+    pub(crate) max_processes_total: Whole<1, 1_000_000>,
+    pub(crate) default_timeout_s: Whole<0, 1_000_000_000>,
+    pub(crate) auth_token_file: FilePath,
+    pub(crate) event_data: Word<EventData>,
+    pub(crate) push_events: Switch,
+    pub(crate) audit: RawAudit,
+}
+
+/// `[a2e.audit]`
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct RawAudit {
+    pub(crate) enabled: Switch,
+    pub(crate) path: FilePath,
+    pub(crate) max_bytes: Whole<4096, TIB>,
+    pub(crate) backup_count: Whole<0, 1000>,
+}
+
+/// `[runtime]`
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct RawRuntime {
+    pub(crate) state_dir: FilePath,
+    pub(crate) processes: RawProcesses,
+    pub(crate) output: RawOutput,
+}
+
+/// `[runtime.processes]`
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct RawProcesses {
+    pub(crate) stop_grace_ms: Whole<0, 600_000>,
+    pub(crate) cgroup: Word<Cgroup>,
+}
+
+/// `[runtime.output]`
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct RawOutput {
+    pub(crate) buffer_bytes: Whole<4096, 16_777_216>,
+    pub(crate) relay_bytes_per_process: Whole<65_536, TIB>,
+    pub(crate) relay_bytes_per_session: Whole<65_536, TIB>,
+}
+
+/// `[log]`
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct RawLog {
+    pub(crate) level: Word<LogLevel>,
+    pub(crate) format: Word<LogFormat>,
+}
+
+const TIB: u64 = 1 << 40;
+
+/// A whole number from `MIN` to `MAX`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Whole<const MIN: u64, const MAX: u64>(u64);
+
+impl<const MIN: u64, const MAX: u64> Whole<MIN, MAX> {
+    pub(crate) fn get(self) -> u64 {
+        self.0
+    }
+}
+
+impl<const MIN: u64, const MAX: u64> Serialize for Whole<MIN, MAX> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_u64(self.0)
+    }
+}
+
+impl<'de, const MIN: u64, const MAX: u64> Deserialize<'de> for Whole<MIN, MAX> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Number<const MIN: u64, const MAX: u64>;
+        impl<const MIN: u64, const MAX: u64> Visitor<'_> for Number<MIN, MAX> {
+            type Value = Whole<MIN, MAX>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "a whole number from {MIN} to {MAX}")
+            }
+
+            fn visit_i64<E: serde::de::Error>(self, number: i64) -> Result<Self::Value, E> {
+                u64::try_from(number)
+                    .ok()
+                    .filter(|n| (MIN..=MAX).contains(n))
+                    .map(Whole)
+                    .ok_or_else(|| E::invalid_value(Unexpected::Signed(number), &self))
+            }
+        }
+        deserializer.deserialize_i64(Number)
+    }
+}
+
+/// An absolute path, or none where the text is empty.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct FilePath(Option<PathBuf>);
+
+impl FilePath {
+    pub(crate) fn get(&self) -> Option<&Path> {
+        self.0.as_deref()
+    }
+}
+
+impl Serialize for FilePath {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        // It was made from text, so nothing is lost here.
+        serializer.serialize_str(&self.get().unwrap_or(Path::new("")).to_string_lossy())
+    }
+}
+
+impl<'de> Deserialize<'de> for FilePath {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        match text.as_str() {
+            "" => Ok(Self(None)),
+            path if path.starts_with('/') && !path.contains('\0') => Ok(Self(Some(PathBuf::from(path)))),
+            path => Err(D::Error::invalid_value(Unexpected::Str(path), &"an absolute path, or nothing")),
+        }
+    }
+}
+
+/// Words that an agent's command may begin with.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(transparent)]
+pub(crate) struct CommandNames(Vec<String>);
+
+impl CommandNames {
+    pub(crate) fn get(&self) -> &[String] {
+        &self.0
+    }
+}
+
+impl<'de> Deserialize<'de> for CommandNames {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Names;
+        impl<'de> Visitor<'de> for Names {
+            type Value = CommandNames;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a list of names of commands, none of them empty or with a blank at an end")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Self::Value, A::Error> {
+                let mut names = Vec::new();
+                while let Some(name) = items.next_element::<String>()? {
+                    if name.is_empty() || name.contains('\0') || name.trim() != name {
+                        return Err(A::Error::invalid_value(Unexpected::Str(&name), &self));
+                    }
+                    names.push(name);
+                }
+                Ok(CommandNames(names))
+            }
+        }
+        deserializer.deserialize_seq(Names)
+    }
+}
+
+/// One of the words that the enum's values are called by on the command line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Word<T>(T);
+
+impl<T: ValueEnum + Copy> Word<T> {
+    pub(crate) fn get(self) -> T {
+        self.0
+    }
+}
+
+impl<T: ValueEnum> Serialize for Word<T> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.0.to_possible_value().as_ref().map_or("", |word| word.get_name()))
+    }
+}
+
+impl<'de, T: ValueEnum> Deserialize<'de> for Word<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Words<T>(PhantomData<T>);
+        impl<T: ValueEnum> Visitor<'_> for Words<T> {
+            type Value = Word<T>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                let words = T::value_variants().iter().filter_map(ValueEnum::to_possible_value);
+                let words: Vec<_> = words.map(|word| format!("\"{}\"", word.get_name())).collect();
+                match words.split_last() {
+                    Some((last, others)) if !others.is_empty() => {
+                        write!(f, "{} or {last}", others.join(", "))
+                    }
+                    Some((only, _)) => f.write_str(only),
+                    None => f.write_str("nothing"),
+                }
+            }
+
+            fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Self::Value, E> {
+                let found = T::from_str(text, false);
+                found.map(Word).map_err(|_| E::invalid_value(Unexpected::Str(text), &self))
+            }
+        }
+        deserializer.deserialize_str(Words(PhantomData))
+    }
+}
+
+/// On or off.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(transparent)]
+pub(crate) struct Switch(bool);
+
+impl Switch {
+    pub(crate) fn get(self) -> bool {
+        self.0
+    }
+}
+
+impl<'de> Deserialize<'de> for Switch {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct OnOff;
+        impl Visitor<'_> for OnOff {
+            type Value = Switch;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("true or false")
+            }
+
+            fn visit_bool<E>(self, on: bool) -> Result<Self::Value, E> {
+                Ok(Switch(on))
+            }
+        }
+        deserializer.deserialize_bool(OnOff)
+    }
+}

@@ -1,0 +1,82 @@
+//! How the program ends: exit status, and the words about a failure.
+
+use std::process::ExitCode;
+
+use crate::config::ConfigError;
+
+/// The exit statuses. `--help` lists them in the same words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Status {
+    /// Done.
+    Done,
+    /// Failed while running.
+    Failed,
+    /// The command line or the configuration cannot be used.
+    Unusable,
+}
+
+impl From<Status> for ExitCode {
+    fn from(status: Status) -> Self {
+        match status {
+            Status::Done => Self::SUCCESS,
+            Status::Failed => Self::from(1),
+            Status::Unusable => Self::from(2),
+        }
+    }
+}
+
+/// Why a command did not succeed.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// The arguments do not parse; help and version come this way too.
+    Arguments(clap::Error),
+    /// The configuration cannot be used.
+    Configuration(ConfigError),
+    /// Something went wrong while running.
+    Runtime(anyhow::Error),
+    /// The machine lacks these features, which nothing can replace.
+    Machine(Vec<&'static str>),
+}
+
+impl From<ConfigError> for Failure {
+    fn from(error: ConfigError) -> Self {
+        Self::Configuration(error)
+    }
+}
+
+impl From<anyhow::Error> for Failure {
+    fn from(error: anyhow::Error) -> Self {
+        Self::Runtime(error)
+    }
+}
+
+impl Failure {
+    pub(crate) fn status(&self) -> Status {
+        match self {
+            Self::Arguments(error) if error.exit_code() == 0 => Status::Done,
+            Self::Arguments(_) | Self::Configuration(_) => Status::Unusable,
+            Self::Runtime(_) | Self::Machine(_) => Status::Failed,
+        }
+    }
+
+    /// The text for the user: the chain of causes, then what to do.
+    pub(crate) fn report(&self) -> String {
+        match self {
+            Self::Arguments(error) => error.render().to_string(),
+            Self::Configuration(error) => format!("error: {}\nhint: {}\n", chain(error), error.hint()),
+            Self::Machine(lacking) => format!(
+                "error: this machine lacks what hostler needs: {}\nhint: Linux 5.3 or later and a mounted /proc are \
+                 needed; a container may hide them\n",
+                lacking.join(", ")
+            ),
+            Self::Runtime(error) => {
+                format!("error: {error:#}\nhint: `hostler doctor` shows what this machine offers\n")
+            }
+        }
+    }
+}
+
+fn chain(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(Some(error), |error| error.source());
+    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
+}
