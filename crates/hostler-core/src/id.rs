@@ -43,6 +43,11 @@ impl SessionId {
     pub fn random() -> Self {
         Self(u128::from_le_bytes(random_bits()))
     }
+
+    /// The 128 bits.
+    pub fn to_u128(self) -> u128 {
+        self.0
+    }
 }
 
 impl fmt::Display for SessionId {

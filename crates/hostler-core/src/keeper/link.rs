@@ -59,7 +59,7 @@ pub struct Receipt {
 /// The keeper is lost: its processes have been, or are being, killed by the nursery.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the session's keeper was lost")]
-pub struct KeeperLost;
+pub(crate) struct KeeperLost;
 
 #[derive(Debug)]
 struct Packet {

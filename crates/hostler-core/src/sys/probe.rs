@@ -184,6 +184,11 @@ impl Feature {
 }
 
 impl Probe {
+    /// Asks for the folder for state alone: whether it can be written, or made, and how much room there is.
+    pub fn of_state_folder(state_dir: Option<&Path>) -> Self {
+        probe(Feature::StateFolder, state_folder(state_dir))
+    }
+
     /// What follows for hostler.
     pub fn used(&self) -> &'static str {
         match self.finding {
@@ -228,7 +233,7 @@ impl Probes {
                 Feature::OomScore,
                 quiet(fs::OpenOptions::new().write(true).open("/proc/self/oom_score_adj")),
             ),
-            probe(Feature::StateFolder, state_folder(state_dir)),
+            Probe::of_state_folder(state_dir),
         ];
         Self { all }
     }
@@ -327,7 +332,7 @@ fn open_files() -> String {
 }
 
 fn state_folder(state_dir: Option<&Path>) -> Answer {
-    let wanted = state_dir.ok_or("no folder is configured and HOME and TMPDIR are not set")?;
+    let wanted = state_dir.ok_or("no folder is named")?;
     let at = |error: io::Error, path: &Path| format!("{}: {error}", path.display());
     for folder in wanted.ancestors() {
         match folder.try_exists() {
@@ -473,7 +478,7 @@ mod tests {
         fs::write(&file, "").unwrap();
         let reason = state_folder(Some(&file.join("x"))).unwrap_err();
         assert!(reason.ends_with("Not a directory (os error 20)"), "{reason}");
-        assert!(state_folder(None).is_err());
+        assert_eq!(state_folder(None), Err("no folder is named".into()));
     }
 
     #[test]

@@ -1,0 +1,127 @@
+//! A disk in memory that fails on purpose.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use crate::capture::{Disk, DiskFile};
+
+/// A disk in memory with faults.
+#[derive(Debug, Default)]
+pub(super) struct FaultyDisk(pub(super) Mutex<Platter>);
+
+#[derive(Debug)]
+pub(super) struct Platter {
+    pub(super) files: BTreeMap<String, Vec<u8>>,
+    /// Bytes that still fit.
+    pub(super) space: u64,
+    /// Most bytes that one call moves; every second call is interrupted.
+    pub(super) most: usize,
+    calls: usize,
+    pub(super) read_error: Option<i32>,
+    pub(super) open_error: Option<i32>,
+    pub(super) writes: usize,
+}
+
+impl Default for Platter {
+    fn default() -> Self {
+        Self {
+            files: BTreeMap::new(),
+            space: u64::MAX,
+            most: usize::MAX,
+            calls: 0,
+            read_error: None,
+            open_error: None,
+            writes: 0,
+        }
+    }
+}
+
+impl FaultyDisk {
+    pub(super) fn used(&self) -> u64 {
+        self.0.lock().files.values().map(|file| file.len() as u64).sum()
+    }
+
+    pub(super) fn set_space(&self, space: u64) {
+        self.0.lock().space = space;
+    }
+}
+
+#[derive(Debug)]
+struct FaultyFile {
+    disk: Arc<FaultyDisk>,
+    name: String,
+}
+
+#[derive(Debug)]
+pub(super) struct Mounted(pub(super) Arc<FaultyDisk>);
+
+impl Disk for Mounted {
+    fn create(&self, name: &str) -> io::Result<Box<dyn DiskFile>> {
+        let mut platter = self.0.0.lock();
+        if let Some(error) = platter.open_error {
+            return Err(io::Error::from_raw_os_error(error));
+        }
+        assert!(platter.files.insert(name.to_owned(), Vec::new()).is_none(), "{name} was there already");
+        Ok(Box::new(FaultyFile { disk: Arc::clone(&self.0), name: name.to_owned() }))
+    }
+
+    fn open(&self, name: &str) -> io::Result<Box<dyn DiskFile>> {
+        let platter = self.0.0.lock();
+        if let Some(error) = platter.open_error {
+            return Err(io::Error::from_raw_os_error(error));
+        }
+        assert!(platter.files.contains_key(name), "{name} is not there");
+        Ok(Box::new(FaultyFile { disk: Arc::clone(&self.0), name: name.to_owned() }))
+    }
+
+    fn remove(&self, name: &str) -> io::Result<()> {
+        let mut platter = self.0.0.lock();
+        let file = platter.files.remove(name).expect("only a file that is there is removed");
+        platter.space = platter.space.saturating_add(file.len() as u64);
+        Ok(())
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        PathBuf::from("/faulty").join(name)
+    }
+}
+
+impl DiskFile for FaultyFile {
+    fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<usize> {
+        let mut platter = self.disk.0.lock();
+        platter.calls += 1;
+        if platter.most < usize::MAX && platter.calls.is_multiple_of(2) {
+            return Err(io::ErrorKind::Interrupted.into());
+        }
+        let n = bytes.len().min(platter.most).min(usize::try_from(platter.space).unwrap_or(usize::MAX));
+        if n == 0 {
+            return Err(io::Error::from_raw_os_error(libc::ENOSPC));
+        }
+        platter.writes += 1;
+        platter.space -= n as u64;
+        let file = platter.files.get_mut(&self.name).expect("the file is there");
+        assert_eq!(file.len() as u64, offset, "files are written without gaps");
+        file.extend_from_slice(&bytes[..n]);
+        Ok(n)
+    }
+
+    fn read_at(&self, bytes: &mut [u8], offset: u64) -> io::Result<usize> {
+        let mut platter = self.disk.0.lock();
+        platter.calls += 1;
+        if platter.most < usize::MAX && platter.calls.is_multiple_of(2) {
+            return Err(io::ErrorKind::Interrupted.into());
+        }
+        if let Some(error) = platter.read_error {
+            return Err(io::Error::from_raw_os_error(error));
+        }
+        let file = &platter.files[&self.name];
+        let rest = &file[(offset as usize).min(file.len())..];
+        let n = rest.len().min(bytes.len()).min(platter.most);
+        bytes[..n].copy_from_slice(&rest[..n]);
+        Ok(n)
+    }
+}
