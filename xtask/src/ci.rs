@@ -1,0 +1,102 @@
+//! The recipes: `check` for while one writes, `ci` for everything. Cheap steps come first, so that a slip in the
+//! format is told before the optimised build has begun.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::{Context, Result};
+
+use crate::steps::Steps;
+use crate::{house, smoke, tidy};
+
+/// An external driver that checks the A2E host from outside. It does not belong to the repository: where it lies
+/// beside it, it is run.
+const A2E_DRIVER: &str = "../shared/a2e/a2e_conformance.py";
+
+/// Format, lints, unit tests.
+pub(crate) fn check() -> Result<()> {
+    let mut steps = Steps::default();
+    let result = quick(&mut steps);
+    report(&steps, result)
+}
+
+/// Every check there is.
+pub(crate) fn ci() -> Result<()> {
+    let mut steps = Steps::default();
+    let result = everything(&mut steps);
+    report(&steps, result)
+}
+
+/// The error comes before the list of steps, because the summary of the tests has the last word.
+fn report(steps: &Steps, result: Result<()>) -> Result<()> {
+    if let Err(error) = &result {
+        eprintln!("error: {error:#}");
+    }
+    steps.report();
+    result.map_err(|_| anyhow::anyhow!("not every check passed"))
+}
+
+fn quick(steps: &mut Steps) -> Result<()> {
+    format_and_lints(steps)?;
+    steps.tests("unit tests", &mut house::cargo(&["test", "--workspace", "--lib", "--bins"]))
+}
+
+fn everything(steps: &mut Steps) -> Result<()> {
+    format_and_lints(steps)?;
+    let mut doc = house::cargo(&["doc", "--workspace", "--no-deps", "--locked"]);
+    steps.command("doc", doc.env("RUSTDOCFLAGS", "-D warnings"))?;
+    let deny = ["deny", "--locked", "--offline", "check", "bans", "licenses", "sources"];
+    steps.command("deny", &mut house::cargo(&deny))?;
+    tests(steps)?;
+    let mut release = house::cargo(&["build", "--release", "--locked", "--package", "hostler"]);
+    steps.command("release build", &mut release)?;
+    steps.step("readme", smoke::readme)?;
+    a2e_conformance(steps)
+}
+
+fn format_and_lints(steps: &mut Steps) -> Result<()> {
+    steps.command("format", &mut house::cargo(&["fmt", "--all", "--check"]))?;
+    steps.step("tidy", tidy::tidy)?;
+    let clippy = ["clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"];
+    steps.command("clippy", &mut house::cargo(&clippy))
+}
+
+/// All tests by nextest, which gives each its own process, or by the standard runner where it is missing. Examples
+/// in documentation go first: nextest does not know them, and its summary should be the one that is kept.
+fn tests(steps: &mut Steps) -> Result<()> {
+    steps.command("doc tests", &mut house::cargo(&["test", "--workspace", "--doc", "--locked"]))?;
+    let runner: &[&str] = if house::works(&mut house::cargo(&["nextest", "--version"])) {
+        &["nextest", "run", "--workspace", "--locked"]
+    } else {
+        &["test", "--workspace", "--all-targets", "--locked", "--no-fail-fast"]
+    };
+    steps.tests("tests", &mut house::cargo(runner))
+}
+
+/// Runs the external driver where there is one; says so where there is none.
+fn a2e_conformance(steps: &mut Steps) -> Result<()> {
+    let driver = house::root().join(A2E_DRIVER);
+    if !driver.is_file() {
+        println!("--- a2e conformance: no driver at {A2E_DRIVER}, left out");
+        return Ok(());
+    }
+    let home = clean_home("a2e-conformance")?;
+    let mut command = Command::new("python3");
+    command.arg(driver).arg("--stdio").arg(format!("{} a2e --stdio", house::release_binary().display()));
+    command
+        .env("HOME", &home)
+        .env("XDG_CONFIG_HOME", home.join("config"))
+        .env("XDG_STATE_HOME", home.join("state"));
+    steps.command("a2e conformance", command.current_dir(&home))
+}
+
+/// An empty folder below the target folder, to be somebody's home for the length of one step.
+pub(crate) fn clean_home(name: &str) -> Result<PathBuf> {
+    let home = house::target().join("homes").join(name);
+    if home.exists() {
+        fs::remove_dir_all(&home).with_context(|| format!("failed to empty {}", home.display()))?;
+    }
+    fs::create_dir_all(&home).with_context(|| format!("failed to make {}", home.display()))?;
+    Ok(home)
+}
