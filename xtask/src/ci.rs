@@ -46,6 +46,8 @@ fn everything(steps: &mut Steps) -> Result<()> {
     format_and_lints(steps)?;
     let mut doc = house::cargo(&["doc", "--workspace", "--no-deps", "--locked"]);
     steps.command("doc", doc.env("RUSTDOCFLAGS", "-D warnings"))?;
+    // Needs the network only after a new dependency; then also what other systems would build must be here to be read.
+    steps.command("fetch", &mut house::cargo(&["fetch", "--locked"]))?;
     let deny = ["deny", "--locked", "--offline", "check", "bans", "licenses", "sources"];
     steps.command("deny", &mut house::cargo(&deny))?;
     tests(steps)?;

@@ -166,6 +166,14 @@ impl Host {
         Session::new(Arc::clone(&self.0), number, options)
     }
 
+    /// Lets nursery and spare keeper go and waits until the nursery has ended, for which all sessions must be closed and
+    /// their handles dropped: until then they keep the host.
+    pub async fn shutdown(self) {
+        let ended = self.0.nursery.ended();
+        drop(self);
+        ended.await;
+    }
+
     /// Live processes in all sessions.
     pub fn live(&self) -> usize {
         self.0.live.load(Ordering::Acquire)

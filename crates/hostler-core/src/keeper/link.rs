@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use rustix::net::Shutdown;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{Notify, oneshot};
@@ -217,6 +218,13 @@ impl KeeperLink {
             tracing::error!("a keeper does not answer and is killed");
             let _ = signal::send_pidfd(pidfd.as_fd(), libc::SIGKILL);
         }
+    }
+
+    /// Lets a keeper go that has no session.
+    pub(super) fn hang_up(&self) {
+        self.state.lock().phase = Phase::Closing;
+        let _ = rustix::net::shutdown(self.spawn.get_ref(), Shutdown::Both);
+        let _ = rustix::net::shutdown(self.control.get_ref(), Shutdown::Both);
     }
 
     pub(super) fn started(&self, pid: i32, pidfd: Option<OwnedFd>) {

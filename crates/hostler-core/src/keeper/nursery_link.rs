@@ -9,9 +9,11 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
+use rustix::net::Shutdown;
 use rustix::process::{PidfdFlags, getpid, pidfd_open};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
+use tokio::sync::watch;
 
 use super::NURSERY_ARGUMENT;
 use super::link::KeeperLink;
@@ -94,6 +96,8 @@ struct Pending {
     /// Keepers that run, by pid, until the nursery has swept up after them.
     running: HashMap<i32, Weak<KeeperLink>>,
     spare: Option<Arc<KeeperLink>>,
+    /// Held by the listening tasks too: closed when the last has ended.
+    listening: Arc<watch::Sender<()>>,
 }
 
 /// Where keepers come from.
@@ -118,16 +122,27 @@ impl NurseryLink {
             asked: HashMap::new(),
             running: HashMap::new(),
             spare: None,
+            listening: Arc::new(watch::Sender::new(())),
         };
+        let listening = Arc::clone(&pending.listening);
         let link = Arc::new_cyclic(|this| Self {
             program: nursery.program,
             host,
             pending: Mutex::new(pending),
             this: Weak::clone(this),
         });
-        tokio::spawn(listen(Arc::downgrade(&link), 0, socket, nursery.child));
+        tokio::spawn(listen(Arc::downgrade(&link), 0, socket, nursery.child, listening));
         link.keep_spare();
         Ok(link)
+    }
+
+    /// Completes when the nursery has ended and been reaped, after this link was dropped.
+    pub(crate) fn ended(&self) -> impl Future<Output = ()> + use<> {
+        let mut listening = self.pending.lock().listening.subscribe();
+        async move {
+            // The sender goes with the last listening task.
+            while listening.changed().await.is_ok() {}
+        }
     }
 
     /// The nursery's pid changes when it is replaced; this tells how often that happened.
@@ -190,7 +205,8 @@ impl NurseryLink {
         let socket = Arc::new(async_socket(nursery.socket)?);
         pending.generation += 1;
         pending.socket = Arc::clone(&socket);
-        tokio::spawn(listen(Weak::clone(&self.this), pending.generation, socket, nursery.child));
+        let listening = Arc::clone(&pending.listening);
+        tokio::spawn(listen(Weak::clone(&self.this), pending.generation, socket, nursery.child, listening));
         let asked: Vec<_> = pending.asked.drain().map(|(_, link)| link).collect();
         let running: Vec<_> = pending.running.drain().map(|(_, link)| link).collect();
         drop(pending);
@@ -230,8 +246,25 @@ impl NurseryLink {
     }
 }
 
+impl Drop for NurseryLink {
+    /// The listening tasks hold the sockets as well, so closing them is not enough to be heard.
+    fn drop(&mut self) {
+        let pending = self.pending.get_mut();
+        let _ = rustix::net::shutdown(pending.socket.get_ref(), Shutdown::Both);
+        if let Some(spare) = pending.spare.take() {
+            spare.hang_up();
+        }
+    }
+}
+
 /// Hears the nursery until it dies, reaps it and has it replaced.
-async fn listen(link: Weak<NurseryLink>, generation: u64, socket: Arc<AsyncFd<OwnedFd>>, mut child: Child) {
+async fn listen(
+    link: Weak<NurseryLink>,
+    generation: u64,
+    socket: Arc<AsyncFd<OwnedFd>>,
+    mut child: Child,
+    listening: Arc<watch::Sender<()>>,
+) {
     let mut buffer = [0_u8; 64];
     loop {
         let received = socket.async_io(Interest::READABLE, |fd| packet::receive(fd.as_fd(), &mut buffer, Wait::Never));
@@ -246,10 +279,13 @@ async fn listen(link: Weak<NurseryLink>, generation: u64, socket: Arc<AsyncFd<Ow
         }
     }
     drop(socket);
-    // Its end of the socket is closed, so it has ended or is about to: this does not wait for long. A nursery that
-    // was not understood is ended here.
-    let _ = child.kill();
-    let _ = child.wait();
+    if link.strong_count() > 0 {
+        // A nursery in use that closes its socket has ended; one that was not understood is ended here.
+        let _ = child.kill();
+    }
+    // A nursery that was let go waits for its keepers, and they for what is below them: off the event loop.
+    let _ = tokio::task::spawn_blocking(move || child.wait()).await;
+    drop(listening);
     if let Some(link) = link.upgrade()
         && let Err(error) = link.replace(generation)
     {

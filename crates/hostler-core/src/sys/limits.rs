@@ -34,3 +34,8 @@ pub fn exec_bytes() -> u64 {
     const MOST: u64 = 6 * 1024 * 1024;
     getrlimit(Resource::Stack).current.map_or(MOST, |stack| (stack / 4).min(MOST))
 }
+
+/// CPU time of this process and of all descendants that have been waited for, from getrusage(2).
+pub fn cpu_with_children() -> std::time::Duration {
+    [libc::RUSAGE_SELF, libc::RUSAGE_CHILDREN].into_iter().map(super::wait::cpu_of).sum()
+}

@@ -58,6 +58,17 @@ fn duration(t: libc::timeval) -> Duration {
     Duration::from_secs(t.tv_sec.try_into().unwrap_or(0)) + Duration::from_micros(t.tv_usec.try_into().unwrap_or(0))
 }
 
+/// User and system time of this process (`RUSAGE_SELF`) or of what it has waited for (`RUSAGE_CHILDREN`).
+pub(super) fn cpu_of(who: i32) -> Duration {
+    let mut usage = MaybeUninit::<libc::rusage>::zeroed();
+    // SAFETY: all-zero bytes are a valid rusage, and the kernel writes one.
+    let usage = unsafe {
+        libc::getrusage(who, usage.as_mut_ptr());
+        usage.assume_init()
+    };
+    duration(usage.ru_utime) + duration(usage.ru_stime)
+}
+
 /// Reaps an ended child: its pid may be given to another process from here on.
 ///
 /// Returns `None` when this is no ended child of ours.
