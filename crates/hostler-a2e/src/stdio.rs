@@ -11,6 +11,8 @@ mod ends;
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use crate::codec::{Item, LineCodec, MAX_LINE_BYTES};
@@ -137,12 +139,13 @@ fn take_batch(session: &mut A2eSession, first: Event, out: &mut Vec<u8>) {
 async fn farewell(mut session: A2eSession, mut output: Output, grace: Duration) {
     let closing = session.close(grace);
     tokio::pin!(closing);
-    let mut closed = false;
+    // Outside of the future that the limit may drop: a close that is done must not be waited for again.
+    let closed = AtomicBool::new(false);
     let speak = async {
-        while !closed || session.has_pending_events() || output.pending() > 0 {
+        while !closed.load(Relaxed) || session.has_pending_events() || output.pending() > 0 {
             tokio::select! {
                 biased;
-                () = &mut closing, if !closed => closed = true,
+                () = &mut closing, if !closed.load(Relaxed) => closed.store(true, Relaxed),
                 event = session.next(Wanted::Everything), if output.pending() < BATCH_BYTES => {
                     take_batch(&mut session, event, output.buffer());
                 }
@@ -153,10 +156,10 @@ async fn farewell(mut session: A2eSession, mut output: Output, grace: Duration) 
                 }
             }
         }
-        closed
     };
-    let closed = tokio::time::timeout(grace + FAREWELL, speak).await.unwrap_or(false);
-    if !closed {
+    // A client that does not read what is left loses it, with its processes already dead.
+    let _ = tokio::time::timeout(grace + FAREWELL, speak).await;
+    if !closed.load(Relaxed) {
         closing.await;
     }
 }

@@ -297,10 +297,6 @@ impl HostInner {
         (self.nofile.soft, self.nofile.hard)
     }
 
-    pub(crate) fn nofile_soft(&self) -> u64 {
-        limits::nofile().soft
-    }
-
     pub(crate) fn oom_score_adj(&self) -> &[u8] {
         &self.oom_score_adj
     }

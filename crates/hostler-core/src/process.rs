@@ -264,6 +264,11 @@ impl Inner {
         matches!(self.facts.lock().life.state(), State::Closed { .. })
     }
 
+    /// Whether its root has ended.
+    pub(crate) fn has_exited(&self) -> bool {
+        self.facts.lock().life.end().is_some()
+    }
+
     /// Whether its end has been reported.
     pub(crate) fn is_finished(&self) -> bool {
         self.facts.lock().finished
@@ -317,6 +322,7 @@ impl KeeperClient for Inner {
             facts.pidfd = pidfd;
         }
         self.step(Input::Started);
+        let _ = self.mail.send(Mail::Started);
     }
 
     fn spawn_failed(&self, failure: StartFailure) {

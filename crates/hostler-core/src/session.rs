@@ -24,7 +24,7 @@ use crate::process::{Birth, Inner, Pipes, Process, Pump};
 use crate::spec::{Limit, SpawnError, SpawnSpec, StderrMode, StdinMode};
 use crate::state_dir::SessionDir;
 use crate::stdin::Stdin;
-use crate::sys::clock;
+use crate::sys::{clock, limits};
 
 /// How long a keeper may take for the end of a session beyond the grace and the limit of the kill.
 const CLOSE_SLACK: Duration = Duration::from_secs(5);
@@ -227,7 +227,7 @@ impl SessionInner {
         let place = Place::take(&self.live, self.options.max_processes, self.host.live(), self.host.max_processes())?;
         self.host.check_open_files()?;
         let link = self.keeper()?;
-        let Plumbing { ours, stdin, theirs } = plumb(&spec, &self.host).map_err(resources(&self.host))?;
+        let Plumbing { ours, stdin, theirs } = plumb(&spec, &self.host).map_err(resources)?;
         let id = self.host.next_process_id();
         let account = self.budget.child(self.options.bytes_per_process);
         let log = |stream| self.log(stream, id, &account);
@@ -247,7 +247,7 @@ impl SessionInner {
             place,
             inherited: Arc::clone(self.host.env()),
         });
-        let pump = Pump::new(Arc::clone(&inner), inbox, ours, timeout_at).map_err(resources(&self.host))?;
+        let pump = Pump::new(Arc::clone(&inner), inbox, ours, timeout_at);
         let process = Process(Arc::clone(&inner));
         self.enter(process.clone())?;
         let request = SpawnRequest::Spawn(Spawn { id, argv: &argv, env: &env, cwd: &cwd });
@@ -294,7 +294,7 @@ impl SessionInner {
         if let Some(link) = table.link.as_ref().filter(|link| !link.is_lost()) {
             return Ok(Arc::clone(link));
         }
-        let link = self.host.keeper().map_err(resources(&self.host))?;
+        let link = self.host.keeper().map_err(resources)?;
         let open = Open {
             session: self.number,
             nofile: self.host.original_nofile(),
@@ -303,7 +303,7 @@ impl SessionInner {
             search_path: self.host.search_path(),
             env: self.host.env(),
         };
-        link.request(&SpawnRequest::Open(open)).map_err(resources(&self.host))?;
+        link.request(&SpawnRequest::Open(open)).map_err(resources)?;
         table.link = Some(Arc::clone(&link));
         Ok(link)
     }
@@ -339,10 +339,9 @@ impl Drop for SessionInner {
     }
 }
 
-fn resources(host: &Arc<HostInner>) -> impl Fn(std::io::Error) -> SpawnError {
-    let limit = host.nofile_soft();
-    move |error| match error.raw_os_error() {
-        Some(libc::EMFILE | libc::ENFILE) => Limit::OpenFiles { limit }.into(),
+fn resources(error: std::io::Error) -> SpawnError {
+    match error.raw_os_error() {
+        Some(libc::EMFILE | libc::ENFILE) => Limit::OpenFiles { limit: limits::nofile().soft }.into(),
         _ => SpawnError::Resources(error),
     }
 }

@@ -9,7 +9,7 @@ use hostler_a2e::audit::{AuditLog, AuditOptions};
 use hostler_a2e::encode::{DataForm, PushForm};
 use hostler_a2e::protocol::{Connection, ConnectionOptions};
 use hostler_a2e::session::A2eSession;
-use hostler_a2e::stdio;
+use hostler_a2e::stdio::{self, Ending};
 use hostler_a2e::wire::{Secret, SessionId};
 use hostler_core::{CgroupUse, HelperProgram, Host, HostOptions, Nursery, Places, Session, SessionOptions};
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -27,22 +27,25 @@ pub(crate) fn a2e_stdio(config: Config, inherited: Vec<(OsString, OsString)>) ->
         .enable_all()
         .build()
         .context("failed to set up the event loop")?;
-    runtime.block_on(async {
-        let stop = StopSignals::listen().context("failed to listen for signals")?;
-        let host = Host::start(nursery, host_options(&config, inherited)).context("failed to start")?;
-        let session = host.open_session(SessionOptions {
-            max_processes: config.a2e.max_processes,
-            bytes_per_process: config.runtime.output.relay_bytes_per_process,
-            bytes_per_session: config.runtime.output.relay_bytes_per_session,
-            ..SessionOptions::relay()
-        });
-        let (input, output) = stdio_ends().context("failed to use standard input and output")?;
-        let ending = stdio::serve(a2e_session(&config, session), input, output, stop.any())
-            .await
-            .context("failed to use standard input and output")?;
-        tracing::info!(?ending, "the session has ended");
-        Ok(Status::Done.into())
-    })
+    // As a task, for the runtime runs those without asking the kernel for events in between.
+    let ending = runtime.block_on(async { tokio::spawn(host(config, inherited, nursery)).await });
+    let ending = ending.context("the host has failed")??;
+    tracing::info!(?ending, "the session has ended");
+    Ok(Status::Done.into())
+}
+
+async fn host(config: Config, inherited: Vec<(OsString, OsString)>, nursery: Nursery) -> anyhow::Result<Ending> {
+    let stop = StopSignals::listen().context("failed to listen for signals")?;
+    let host = Host::start(nursery, host_options(&config, inherited)).context("failed to start")?;
+    let session = host.open_session(SessionOptions {
+        max_processes: config.a2e.max_processes,
+        bytes_per_process: config.runtime.output.relay_bytes_per_process,
+        bytes_per_session: config.runtime.output.relay_bytes_per_session,
+        ..SessionOptions::relay()
+    });
+    let (input, output) = stdio_ends().context("failed to use standard input and output")?;
+    let session = a2e_session(&config, session);
+    stdio::serve(session, input, output, stop.any()).await.context("failed to use standard input and output")
 }
 
 fn host_options(config: &Config, inherited: Vec<(OsString, OsString)>) -> HostOptions {

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use hostler_core::sys::reactor;
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::net::{RecvFlags, SendFlags};
-use tokio::io::Interest;
+use tokio::io::{Interest, Ready};
 use tokio::io::unix::AsyncFd;
 use tokio::sync::mpsc;
 
@@ -77,7 +77,18 @@ impl Input {
         match &mut self.0 {
             Source::Polled(kind) => {
                 let socket = matches!(kind, Kind::Socket(_));
-                kind.ready().async_io(Interest::READABLE, |fd| read_now(fd, buffer, socket)).await
+                loop {
+                    let mut ready = kind.ready().ready(Interest::READABLE).await?;
+                    match read_now(kind.ready().get_ref(), buffer, socket) {
+                        Err(error) if error.kind() == io::ErrorKind::WouldBlock => ready.clear_ready(),
+                        // A short read has emptied it; what comes later is news to the reactor.
+                        Ok(n) if n > 0 && n < buffer.len() => {
+                            ready.clear_ready_matching(Ready::READABLE);
+                            return Ok(n);
+                        }
+                        read => return read,
+                    }
+                }
             }
             Source::Thread { chunks, rest } => {
                 if rest.is_empty() {

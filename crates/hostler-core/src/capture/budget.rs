@@ -80,8 +80,19 @@ impl Budget {
             tree.take(self.node, granted);
             return Claimed::Now(granted);
         }
-        let ticket = tree.enqueue(self.node, want, least, waker.clone());
+        let (ticket, contention) = tree.enqueue(self.node, want, least, waker.clone());
+        drop(tree);
+        if let Some(waker) = contention {
+            waker.wake();
+        }
         Claimed::Waiting(Claim { account: Arc::clone(self), ticket })
+    }
+
+    /// `waker` is called whenever a claim begins to wait at this level. For an owner of several logs: bytes that it
+    /// leaves untaken, such as incomplete lines, may be what the claim waits for. Called while a log is locked: it must
+    /// only schedule.
+    pub fn set_contention_waker(&self, waker: Waker) {
+        self.tree.lock().nodes[self.node].on_contention = Some(waker);
     }
 
     /// Whether somebody waits for room at this level or a higher one.
@@ -176,6 +187,7 @@ struct Node {
     parent: Option<usize>,
     /// Tickets of the claims that found this level full, oldest first.
     waiting: BTreeSet<u64>,
+    on_contention: Option<Waker>,
 }
 
 struct Pending {
@@ -189,7 +201,7 @@ struct Pending {
 
 impl Tree {
     fn insert(&mut self, limit: u64, parent: Option<usize>) -> usize {
-        let node = Node { limit, used: 0, parent, waiting: BTreeSet::new() };
+        let node = Node { limit, used: 0, parent, waiting: BTreeSet::new(), on_contention: None };
         if let Some(place) = self.vacant.pop() {
             self.nodes[place] = node;
             place
@@ -229,15 +241,19 @@ impl Tree {
         self.chain(node).find(|&at| self.nodes[at].limit - self.nodes[at].used < least)
     }
 
-    fn enqueue(&mut self, account: usize, want: u64, least: u64, waker: Waker) -> u64 {
+    fn enqueue(&mut self, account: usize, want: u64, least: u64, waker: Waker) -> (u64, Option<Waker>) {
         let ticket = self.next_ticket;
         self.next_ticket += 1;
         let blocked_at = self.first_full(account, least);
         self.claims.insert(ticket, Pending { account, want, least, granted: 0, blocked_at, waker });
-        if let Some(at) = blocked_at {
-            self.nodes[at].waiting.insert(ticket);
-        }
-        ticket
+        let contention = blocked_at.and_then(|at| self.wait_at(at, ticket));
+        (ticket, contention)
+    }
+
+    /// Queues a claim at a level; returns whom to tell.
+    fn wait_at(&mut self, level: usize, ticket: u64) -> Option<Waker> {
+        self.nodes[level].waiting.insert(ticket);
+        self.nodes[level].on_contention.clone()
     }
 
     /// Takes a claim out; returns what it held.
@@ -282,7 +298,7 @@ impl Tree {
                 granted
             }
             (_, Some(at)) => {
-                self.nodes[at].waiting.insert(ticket);
+                woken.extend(self.wait_at(at, ticket));
                 0
             }
             (None, None) => 0,
@@ -411,6 +427,22 @@ mod tests {
         let session = host.child(10);
         assert_eq!(session.child(10).reserve(7), 7);
         assert_eq!((host.used(), session.used()), (0, 0));
+    }
+
+    #[test]
+    fn whoever_watches_a_level_hears_of_each_claim_that_begins_to_wait_there() {
+        let session = Budget::root(1000).child(10);
+        let (a, b) = (session.child(10), session.child(3));
+        let told = Arc::new(Counter::default());
+        session.set_contention_waker(Arc::clone(&told).into());
+        assert_eq!(b.reserve(3), 3);
+        let own = waiting(b.claim(1, 1, Waker::noop()));
+        assert_eq!(told.0.load(Ordering::SeqCst), 0, "that claim waits for its own account");
+        assert_eq!(a.reserve(10), 7);
+        let other = waiting(a.claim(1, 1, Waker::noop()));
+        assert_eq!(told.0.load(Ordering::SeqCst), 1);
+        b.release(1);
+        assert!(own.is_granted() && !other.is_granted());
     }
 
     #[derive(Clone, Debug)]

@@ -377,6 +377,12 @@ impl Log {
         self.core.ring.memory()
     }
 
+    /// Bytes of memory that the index of the ring's bytes uses.
+    #[cfg(test)]
+    pub(super) fn index_memory(&self) -> u64 {
+        self.core.index.len() as u64 * super::RUN_BYTES
+    }
+
     fn broken_at(&self, offset: u64) -> Option<u64> {
         match &self.policy {
             Inner::Record(_) => None,

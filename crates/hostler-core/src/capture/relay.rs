@@ -222,14 +222,12 @@ impl Relay {
         }
         let from = self.taken.max(self.segments.end());
         let (a, b) = core.ring.slices(from, core.end);
-        let (written, mut error) = self.segments.append(from, a);
-        if error.is_none() {
-            (_, error) = self.segments.append(from + written as u64, b);
-        }
-        if let Some(error) = error.as_ref().filter(|_| !self.disk_is_down) {
+        let spilled =
+            self.segments.append(from, a).and_then(|()| self.segments.append(from + a.len() as u64, b));
+        if let Some(error) = spilled.as_ref().err().filter(|_| !self.disk_is_down) {
             tracing::warn!(%error, "failed to spool output; a process with a slow reader waits until this works again");
         }
-        self.disk_is_down = error.is_some();
+        self.disk_is_down = spilled.is_err();
     }
 
     fn take_back_grant(&mut self, core: &mut Core) {

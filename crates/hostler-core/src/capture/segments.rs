@@ -67,29 +67,23 @@ impl Segments {
         self.live.back().map_or(0, Segment::end)
     }
 
-    /// Appends bytes of the log that begin at `offset`, which is `end()` unless nothing is on the disk. Returns how
-    /// many were written, and what stopped it.
-    pub(super) fn append(&mut self, offset: u64, bytes: &[u8]) -> (usize, Option<io::Error>) {
+    /// Appends bytes of the log that begin at `offset`, which is `end()` unless nothing is on the disk.
+    ///
+    /// # Errors
+    /// What stopped it; `end()` says how far it came.
+    pub(super) fn append(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {
         let mut written = 0;
         while written < bytes.len() {
-            let room = match self.writable(offset + written as u64) {
-                Ok(room) => room,
-                Err(error) => return (written, Some(error)),
-            };
+            let room = self.writable(offset + written as u64)?;
             let (Some(segment), Some(file)) = (self.live.back_mut(), &self.writer) else { break };
             let rest = &bytes[written..];
             let piece = &rest[..rest.len().min(usize::try_from(room).unwrap_or(usize::MAX))];
             let (n, error) = write_all(file.as_ref(), piece, segment.len);
             segment.len += n as u64;
             written += n;
-            if segment.len == 0 {
-                self.drop_last();
-            }
-            if error.is_some() {
-                return (written, error);
-            }
+            error.map_or(Ok(()), Err)?;
         }
-        (written, None)
+        Ok(())
     }
 
     /// Makes sure that the last segment is open and has room; returns how much.

@@ -421,3 +421,51 @@ fn without_a_folder_the_ring_is_all_and_the_state_says_so() {
     assert_eq!((record.state(), relay.state()), (CaptureState::RingOnly, CaptureState::RingOnly));
     assert_eq!(record.artifact_path(), None);
 }
+
+#[test]
+fn a_record_whose_file_cannot_be_read_counts_what_is_lost() {
+    let mut rig = Rig::new(Policy::Record, 1 << 20, 4096);
+    rig.write(20_000);
+    rig.disk.0.lock().read_error = Some(libc::EIO);
+    let mut at = 0;
+    assert_eq!(rig.read(&mut at, 1000), 20_000 - 4096);
+    let lines = count_lines(&rig.input[..20_000 - 4096]);
+    assert_eq!(rig.log.totals().dropped, Dropped { bytes: 20_000 - 4096, lines: Some(lines) });
+    assert_eq!(rig.log.state(), CaptureState::Failed);
+    rig.write(100);
+    assert_eq!(rig.disk.used(), 20_000, "nothing follows a gap");
+}
+
+#[test]
+fn the_index_of_a_tail_stays_as_small_as_the_tail() {
+    let mut rig = Rig::new(Policy::Record, 100, 4096);
+    for _ in 0..10_000 {
+        rig.seq.next();
+        rig.write(1);
+    }
+    assert!(rig.log.index_memory() <= 4096 + RUN_BYTES, "{}", rig.log.index_memory());
+    let totals = rig.log.totals();
+    assert_eq!((totals.bytes, totals.state), (10_000, CaptureState::Limited));
+    let mut at = 0;
+    let mut gone = 0;
+    while at < 10_000 {
+        gone += rig.read(&mut at, 500);
+    }
+    assert_eq!(totals.dropped.bytes, gone);
+}
+
+#[test]
+fn closing_a_relay_counts_unreadable_bytes_once() {
+    let mut rig = Rig::new(Policy::Relay, 1 << 20, 4096);
+    for _ in 0..30 {
+        assert_eq!(rig.write(4096), 4096);
+    }
+    rig.disk.0.lock().read_error = Some(libc::EIO);
+    let mut at = 0;
+    let lost = rig.read(&mut at, 1000);
+    assert!(lost > 0);
+    assert_eq!(rig.log.totals().dropped, Dropped { bytes: lost, lines: None });
+    rig.log.close();
+    assert_eq!(rig.log.totals().dropped.bytes, 30 * 4096);
+    assert_eq!(rig.account.used(), 0);
+}

@@ -103,7 +103,9 @@ struct State {
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct KeeperLink {
-    spawn: AsyncFd<OwnedFd>,
+    spawn: OwnedFd,
+    /// Registered for reading alone: a socket that is also watched for room would wake the host for every request
+    /// that the keeper takes.
     control: AsyncFd<OwnedFd>,
     state: Mutex<State>,
     /// Something for the task: a queue is no longer empty, the pidfd has come, the end was declared.
@@ -127,8 +129,8 @@ impl KeeperLink {
         let (spawn, keeper_spawn) = packet::pair()?;
         let (control, keeper_control) = packet::pair()?;
         let link = Arc::new(Self {
-            spawn: reactor::register(spawn, Interest::WRITABLE)?,
-            control: reactor::register(control, Interest::READABLE | Interest::WRITABLE)?,
+            spawn,
+            control: reactor::register(control, Interest::READABLE)?,
             state: Mutex::new(State { has_nursery: true, ..State::default() }),
             nudge: Notify::new(),
             swept: Notify::new(),
@@ -223,7 +225,7 @@ impl KeeperLink {
     /// Lets a keeper go that has no session.
     pub(super) fn hang_up(&self) {
         self.state.lock().phase = Phase::Closing;
-        let _ = rustix::net::shutdown(self.spawn.get_ref(), Shutdown::Both);
+        let _ = rustix::net::shutdown(&self.spawn, Shutdown::Both);
         let _ = rustix::net::shutdown(self.control.get_ref(), Shutdown::Both);
     }
 
@@ -294,11 +296,13 @@ impl KeeperLink {
         }
     }
 
+    /// Sends what a full socket had left waiting. Its descriptor is in the reactor only meanwhile.
     async fn drain(&self, queue: Queue) -> io::Result<()> {
         let socket = match queue {
-            Queue::Spawn => &self.spawn,
-            Queue::Control => &self.control,
+            Queue::Spawn => self.spawn.try_clone()?,
+            Queue::Control => self.control.get_ref().try_clone()?,
         };
+        let socket = reactor::register(socket, Interest::WRITABLE)?;
         socket
             .async_io(Interest::WRITABLE, |fd| {
                 let mut state = self.state.lock();

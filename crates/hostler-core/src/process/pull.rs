@@ -66,7 +66,10 @@ impl Process {
                     let first = !std::mem::replace(&mut positions.finished, true);
                     return Ok(if first { Pulled::Finished } else { Pulled::Idle });
                 }
-                None if self.rearm(&mut positions, longest_line) => return Ok(Pulled::Idle),
+                None if self.rearm(&mut positions, longest_line) => {
+                    self.rest();
+                    return Ok(Pulled::Idle);
+                }
                 None => {}
             }
         }
@@ -96,6 +99,11 @@ impl Process {
             let status = log.status();
             status.ended && *positions.of(stream) >= status.end
         })
+    }
+
+    /// Gives back what memory and descriptors the logs do not need while nothing comes.
+    fn rest(&self) {
+        self.streams().for_each(|(_, log)| log.idle());
     }
 
     /// Asks to be woken by what comes next; false when something has come already.

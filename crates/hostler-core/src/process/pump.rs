@@ -37,6 +37,8 @@ thread_local! {
 /// What others tell the task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mail {
+    /// The program executes.
+    Started,
     /// The root has ended.
     Exited,
     /// The end is reported.
@@ -57,8 +59,31 @@ pub(crate) struct Pipes {
 #[derive(Debug)]
 struct Reading {
     stream: Stream,
-    pipe: AsyncFd<OwnedFd>,
+    pipe: Pipe,
     paused: bool,
+}
+
+impl Reading {
+    fn is_unwatched(&self) -> bool {
+        matches!(self.pipe, Pipe::Unwatched(_))
+    }
+}
+
+#[derive(Debug)]
+enum Pipe {
+    /// Not in the reactor: the program does not run yet, or has ended before that was needed. Most short processes
+    /// never are.
+    Unwatched(OwnedFd),
+    Watched(AsyncFd<OwnedFd>),
+}
+
+impl Pipe {
+    fn fd(&self) -> &OwnedFd {
+        match self {
+            Self::Unwatched(fd) => fd,
+            Self::Watched(fd) => fd.get_ref(),
+        }
+    }
 }
 
 /// See the module.
@@ -85,22 +110,18 @@ enum Event {
 }
 
 impl Pump {
-    /// # Errors
-    /// When the reactor cannot take the pipes.
     pub(crate) fn new(
         process: Arc<Inner>,
         inbox: mpsc::UnboundedReceiver<Mail>,
         pipes: Pipes,
         timeout_at: Option<Instant>,
-    ) -> io::Result<Self> {
-        let reading = |stream, pipe| -> io::Result<Reading> {
-            Ok(Reading { stream, pipe: reactor::register(pipe, Interest::READABLE)?, paused: false })
-        };
-        let stdout = Some(reading(Stream::Stdout, pipes.stdout)?);
-        let stderr = pipes.stderr.map(|pipe| reading(Stream::Stderr, pipe)).transpose()?;
+    ) -> Self {
+        let reading = |stream, pipe| Reading { stream, pipe: Pipe::Unwatched(pipe), paused: false };
+        let stdout = Some(reading(Stream::Stdout, pipes.stdout));
+        let stderr = pipes.stderr.map(|pipe| reading(Stream::Stderr, pipe));
         let streams: &[Stream] =
             if stderr.is_some() { &[Stream::Stdout, Stream::Stderr] } else { &[Stream::Stdout] };
-        Ok(Self {
+        Self {
             process,
             inbox,
             stdout,
@@ -111,7 +132,7 @@ impl Pump {
             exited: false,
             drained: false,
             finished: false,
-        })
+        }
     }
 
     pub(crate) async fn run(mut self) {
@@ -157,6 +178,7 @@ impl Pump {
 
     fn handle(&mut self, event: Event) {
         match event {
+            Event::Mail(Mail::Started) => self.started(),
             Event::Mail(Mail::Exited) => self.exited(),
             Event::Mail(Mail::Finished) => self.finished(),
             Event::Mail(Mail::Gone | Mail::Deadline) => {}
@@ -172,6 +194,31 @@ impl Pump {
         }
     }
 
+    /// Watches the pipes, unless the process has ended by now: then they are read out at once.
+    fn started(&mut self) {
+        if self.process.has_exited() {
+            return;
+        }
+        self.watch(Stream::Stdout);
+        self.watch(Stream::Stderr);
+    }
+
+    fn watch(&mut self, stream: Stream) {
+        let Some(Reading { stream, pipe: Pipe::Unwatched(fd), paused }) = self.slot(stream).take_if(|r| r.is_unwatched())
+        else {
+            return;
+        };
+        match reactor::register(fd, Interest::READABLE) {
+            Ok(fd) => *self.slot(stream) = Some(Reading { stream, pipe: Pipe::Watched(fd), paused }),
+            Err(error) => {
+                // The kernel has no room for one more watch: output that cannot be read must not hold the process.
+                tracing::error!(%error, "a process's output cannot be watched, the process is killed");
+                let _ = self.process.step(Input::Stop { cause: StopCause::Cancel, grace: std::time::Duration::ZERO });
+                self.stream_ended(stream);
+            }
+        }
+    }
+
     fn exited(&mut self) {
         self.exited = true;
         let pending = Pending { stdout: unread(self.stdout.as_ref()), stderr: unread(self.stderr.as_ref()) };
@@ -180,6 +227,9 @@ impl Pump {
         // Most processes have closed their pipes by now: look at once instead of waiting for the reactor to say so.
         self.read(Stream::Stdout);
         self.read(Stream::Stderr);
+        // What is still open is held by somebody else.
+        self.watch(Stream::Stdout);
+        self.watch(Stream::Stderr);
     }
 
     fn deadline_passed(&mut self) {
@@ -300,7 +350,10 @@ enum Outcome {
 fn read_once(reading: &Reading, log: &SharedLog, granted: usize, seq: &SeqCounter, late: bool) -> Outcome {
     SCRATCH.with_borrow_mut(|scratch| {
         let scratch = &mut scratch[..granted.min(READ_BYTES)];
-        let (read, dry) = read_pipe(&reading.pipe, scratch);
+        let (read, dry) = match &reading.pipe {
+            Pipe::Watched(pipe) => read_pipe(pipe, scratch),
+            Pipe::Unwatched(pipe) => read_fd(pipe, scratch),
+        };
         match read {
             Ok(0) => Outcome::Ended,
             Ok(bytes) if late => {
@@ -352,7 +405,7 @@ fn read_fd(fd: &OwnedFd, buffer: &mut [u8]) -> (Result<usize, Errno>, bool) {
 
 /// Bytes that lie in the pipe.
 fn unread(reading: Option<&Reading>) -> u64 {
-    reading.map_or(0, |r| rustix::io::ioctl_fionread(r.pipe.get_ref()).unwrap_or(0))
+    reading.map_or(0, |r| rustix::io::ioctl_fionread(r.pipe.fd()).unwrap_or(0))
 }
 
 async fn until(deadline: Option<Instant>) {
@@ -370,7 +423,8 @@ async fn readable(reading: Option<&Reading>, process: &Inner) {
         return room(log).await;
     }
     // The readiness is cleared by whoever reads less than was asked for, see `read_once`.
-    match reading.pipe.readable().await {
+    let Pipe::Watched(pipe) = &reading.pipe else { return std::future::pending().await };
+    match pipe.readable().await {
         Ok(mut guard) => guard.retain_ready(),
         Err(_) => std::future::pending().await,
     }
