@@ -93,6 +93,8 @@ pub struct A2eSession {
     outputs: Outputs,
     ids: MessageIds,
     watched: HashMap<ProcessId, Watched>,
+    /// Requests that are being carried out and not answered yet.
+    under_way: usize,
     done: mpsc::UnboundedReceiver<Completion>,
     /// Unbounded, but bounded by the requests under way, which the transport stops reading for.
     done_sender: mpsc::UnboundedSender<Completion>,
@@ -175,6 +177,7 @@ impl A2eSession {
             session_id,
             ids: MessageIds::new(seed),
             watched: HashMap::new(),
+            under_way: 0,
             done,
             done_sender,
             audit,
@@ -249,14 +252,17 @@ impl A2eSession {
     /// Appends what an event has to say to `out`.
     pub fn take(&mut self, event: Event, out: &mut Vec<u8>) {
         match event.0 {
-            Inner::Done(done) => self.complete(*done, out),
+            Inner::Done(done) => {
+                self.under_way -= 1;
+                self.complete(*done, out);
+            }
             Inner::Ready(process) => self.pull(&process, out),
         }
     }
 
-    /// Whether processes are known whose terminal event is not out.
-    pub fn has_pending_events(&self) -> bool {
-        !self.watched.is_empty()
+    /// Whether requests are not answered yet, or processes are known whose terminal event is not out.
+    pub fn has_something_to_say(&self) -> bool {
+        self.under_way > 0 || !self.watched.is_empty()
     }
 
     /// Ends the session, now; the future waits until nothing of it is left.
@@ -304,6 +310,7 @@ impl A2eSession {
         let lane = self.ids.lane();
         let (events, req_id) = (request.events, request.req_id);
         let sender = self.done_sender.clone();
+        self.under_way += 1;
         tokio::spawn(async move {
             let result = spawning.await;
             let proc_id = result.as_ref().map_or(ProcId::new(""), |process| proc_id(process.id()));
@@ -324,6 +331,7 @@ impl A2eSession {
             return self.complete(Completion::Written { asked, proc_id, pid, result }, out);
         }
         let sender = self.done_sender.clone();
+        self.under_way += 1;
         tokio::spawn(async move {
             let result = writing.done().await;
             let _ = sender.send(Completion::Written { asked, proc_id, pid, result });
@@ -342,6 +350,7 @@ impl A2eSession {
         };
         let signalling = process.signal(signal, KILL_PATIENCE);
         let sender = self.done_sender.clone();
+        self.under_way += 1;
         tokio::spawn(async move {
             let result = signalling.await;
             let _ = sender.send(Completion::Killed { asked, result });

@@ -15,6 +15,8 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
+use hostler_core::sys::clock;
+
 use crate::codec::{Item, LineCodec, MAX_LINE_BYTES};
 use crate::session::{A2eSession, Event, Flow, Wanted};
 
@@ -142,7 +144,7 @@ async fn farewell(mut session: A2eSession, mut output: Output, grace: Duration) 
     // Outside of the future that the limit may drop: a close that is done must not be waited for again.
     let closed = AtomicBool::new(false);
     let speak = async {
-        while !closed.load(Relaxed) || session.has_pending_events() || output.pending() > 0 {
+        while !closed.load(Relaxed) || session.has_something_to_say() || output.pending() > 0 {
             tokio::select! {
                 biased;
                 () = &mut closing, if !closed.load(Relaxed) => closed.store(true, Relaxed),
@@ -158,7 +160,10 @@ async fn farewell(mut session: A2eSession, mut output: Output, grace: Duration) 
         }
     };
     // A client that does not read what is left loses it, with its processes already dead.
-    let _ = tokio::time::timeout(grace + FAREWELL, speak).await;
+    let deadline = clock::now() + grace + FAREWELL;
+    if tokio::time::timeout_at(deadline.into(), speak).await.is_ok() {
+        let _ = tokio::time::timeout_at(deadline.into(), output.finish()).await;
+    }
     if !closed.load(Relaxed) {
         closing.await;
     }

@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -107,6 +107,7 @@ pub(crate) struct HostInner {
     cgroup_folder: Vec<u8>,
     env: Arc<[u8]>,
     search_path: Vec<u8>,
+    cwd: PathBuf,
     nofile: NofileLimit,
     oom_score_adj: Vec<u8>,
     null: OwnedFd,
@@ -151,6 +152,8 @@ impl Host {
             cgroup,
             cgroup_folder,
             env: env_block(&options.env).into(),
+            // One that was removed is met by whoever starts a process without naming another.
+            cwd: std::env::current_dir().unwrap_or_else(|_| PathBuf::from("/")),
             search_path: search_path.map_or(DEFAULT_PATH.into(), OsString::into_encoded_bytes),
             nofile,
             oom_score_adj: raised_oom_score_adj(),
@@ -287,6 +290,10 @@ impl HostInner {
 
     pub(crate) fn env(&self) -> &Arc<[u8]> {
         &self.env
+    }
+
+    pub(crate) fn cwd(&self) -> &Path {
+        &self.cwd
     }
 
     pub(crate) fn search_path(&self) -> &[u8] {

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
@@ -233,7 +234,8 @@ impl SessionInner {
         let log = |stream| self.log(stream, id, &account);
         let merged = spec.stderr == StderrMode::Merged;
         let (argv, env) = (spec.argv_block(), spec.env_block());
-        let cwd = spec.cwd.clone().unwrap_or_default().into_os_string().into_encoded_bytes();
+        let cwd = spec.cwd.as_ref().map(|cwd| self.host.cwd().join(cwd)).unwrap_or_default();
+        let cwd = cwd.into_os_string().into_encoded_bytes();
         let timeout_at = spec.timeout.and_then(|timeout| clock::now().checked_add(timeout));
         let (inner, inbox) = Inner::new(Birth {
             id,
@@ -300,6 +302,7 @@ impl SessionInner {
             nofile: self.host.original_nofile(),
             cgroup: self.host.cgroup_folder(),
             oom_score_adj: self.host.oom_score_adj(),
+            cwd: self.host.cwd().as_os_str().as_bytes(),
             search_path: self.host.search_path(),
             env: self.host.env(),
         };

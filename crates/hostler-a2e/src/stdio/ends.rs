@@ -4,11 +4,12 @@ use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use hostler_core::sys::reactor;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::net::{RecvFlags, SendFlags};
 use tokio::io::{Interest, Ready};
 use tokio::io::unix::AsyncFd;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 
 /// Chunks that a waiting thread may be ahead.
 const THREAD_CHUNKS: usize = 4;
@@ -150,7 +151,8 @@ pub struct Output {
 #[derive(Debug)]
 enum Sink {
     Polled(Kind),
-    Thread(mpsc::Sender<Vec<u8>>),
+    /// Nothing is ever sent on `done`: it closes when the thread has ended.
+    Thread { chunks: mpsc::Sender<Vec<u8>>, done: oneshot::Receiver<()> },
 }
 
 impl Output {
@@ -159,12 +161,15 @@ impl Output {
     /// # Errors
     /// When it cannot be looked at or registered.
     pub fn open(fd: OwnedFd) -> io::Result<Self> {
-        let sink = match open(&fd, OFlags::WRONLY, Interest::WRITABLE | Interest::ERROR)? {
+        let interest = Interest::READABLE | Interest::WRITABLE | Interest::ERROR;
+        let sink = match open(&fd, OFlags::WRONLY, interest)? {
             Some(kind) => Sink::Polled(kind),
             None => {
                 let (sender, mut chunks) = mpsc::channel::<Vec<u8>>(THREAD_CHUNKS);
+                let (ended, done) = oneshot::channel();
                 let mut file = std::fs::File::from(fd);
                 std::thread::Builder::new().name("stdout".to_owned()).spawn(move || {
+                    let _ended: oneshot::Sender<()> = ended;
                     while let Some(chunk) = chunks.blocking_recv() {
                         if file.write_all(&chunk).is_err() {
                             // The end of the channel is how the other side hears of it.
@@ -172,7 +177,7 @@ impl Output {
                         }
                     }
                 })?;
-                Sink::Thread(sender)
+                Sink::Thread { chunks: sender, done }
             }
         };
         Ok(Self { buffer: Vec::new(), written: 0, sink })
@@ -226,8 +231,8 @@ impl Output {
                 };
                 kind.ready().async_io(Interest::WRITABLE, write).await?;
             }
-            Sink::Thread(sender) => {
-                let place = sender.reserve().await.map_err(|_| io::Error::from(io::ErrorKind::BrokenPipe))?;
+            Sink::Thread { chunks, .. } => {
+                let place = chunks.reserve().await.map_err(|_| io::Error::from(io::ErrorKind::BrokenPipe))?;
                 place.send(self.buffer.split_off(self.written));
                 self.written = self.buffer.len();
             }
@@ -238,13 +243,26 @@ impl Output {
 
     async fn gone(&self) -> io::Result<()> {
         match &self.sink {
-            Sink::Polled(kind) => {
-                // The reactor reports an error on a pipe without a reader, and on a socket whose peer has closed.
-                let _ = kind.ready().ready(Interest::ERROR).await?;
-            }
-            Sink::Thread(sender) => sender.closed().await,
+            // The reactor reports an error on a pipe without a reader. A socket whose peer has closed is reported as
+            // readable; so is one whose peer has sent something, or shut down the direction that we do not need.
+            Sink::Polled(kind) => loop {
+                let mut ready = kind.ready().ready(Interest::READABLE | Interest::ERROR).await?;
+                if nobody_reads(kind.ready().get_ref())? {
+                    break;
+                }
+                ready.clear_ready();
+            },
+            Sink::Thread { chunks, .. } => chunks.closed().await,
         }
         Err(io::ErrorKind::BrokenPipe.into())
+    }
+
+    /// Waits until a thread that writes in our place has written what it was given.
+    pub(super) async fn finish(self) {
+        if let Sink::Thread { chunks, done } = self.sink {
+            drop(chunks);
+            let _ = done.await;
+        }
     }
 
     /// Large buffers go back to the allocator once they have done their work.
@@ -256,6 +274,12 @@ impl Output {
             self.buffer.shrink_to(KEPT);
         }
     }
+}
+
+fn nobody_reads(fd: &OwnedFd) -> io::Result<bool> {
+    let mut state = [PollFd::new(fd, PollFlags::empty())];
+    poll(&mut state, Some(&Timespec::default()))?;
+    Ok(state[0].revents().intersects(PollFlags::HUP | PollFlags::ERR))
 }
 
 fn write_some(fd: &OwnedFd, bytes: &[u8], socket: bool) -> io::Result<usize> {

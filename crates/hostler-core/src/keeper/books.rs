@@ -1,10 +1,11 @@
 //! What a keeper knows of its children, shared between its two threads.
 //!
-//! The spawning thread writes a root into the books after the program executes; the watching thread takes it out
-//! when it reaps it. Both happen under one lock, and every signal to a direct child is sent under it too, so a pid
-//! found here is never one that has been reaped.
+//! The spawning thread writes down what it is about to start, and moves it to the roots when the program executes; the
+//! watching thread takes a root out when it reaps it. Both happen under one lock, and every signal to a direct child is
+//! sent under it too, so a pid found here is never one that has been reaped.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use crate::id::ProcessId;
 use crate::sys::cgroup::Leaf;
@@ -16,7 +17,21 @@ pub(super) struct Root {
     pub(super) id: ProcessId,
     /// Inodes of the pipes that its stdout and stderr go to.
     pub(super) pipes: [u64; 2],
-    pub(super) leaf: Option<Leaf>,
+    pub(super) leaf: Option<Arc<Leaf>>,
+}
+
+/// The exit of a program that ended before its start was written down: it must be said after the start.
+#[derive(Debug, Default)]
+pub(super) enum EarlyExit {
+    /// There is none.
+    #[default]
+    None,
+    /// The watching thread has reaped it and is about to say so.
+    Reaped,
+    /// The start was said meanwhile: the exit may go out as any other.
+    StartSaid,
+    /// The packet that says it, for the spawning thread to send after the start.
+    Ready(Vec<u8>),
 }
 
 /// See the module.
@@ -27,7 +42,8 @@ pub(super) struct Books {
     /// Where the root of a process is.
     pub(super) pid_of: HashMap<ProcessId, i32>,
     /// The process that is being started.
-    pub(super) starting: Option<ProcessId>,
+    pub(super) starting: Option<Root>,
+    pub(super) early_exit: EarlyExit,
     /// The watching thread left zombies alone because it could not tell them from a start under way; the spawning
     /// thread wakes it when that start is in the books.
     pub(super) look_again: bool,
@@ -38,6 +54,8 @@ pub(super) struct Books {
 pub(super) enum Known {
     /// A root in the books.
     Root,
+    /// The child of a start under way, which executes its program.
+    Executing,
     /// It is, or may be, the child of a start under way.
     Starting,
     /// Neither: a descendant that was left to the keeper.
@@ -63,16 +81,39 @@ impl Books {
         match attempt.in_flight() {
             InFlight::No => Known::Adopted,
             InFlight::Unknown => Known::Starting,
-            InFlight::Child(child) if child == pid => Known::Starting,
-            InFlight::Child(_) => Known::Adopted,
+            InFlight::Child(child) if child != pid => Known::Adopted,
+            InFlight::Child(_) if self.starting.is_some() && !attempt.has_failed() => Known::Executing,
+            InFlight::Child(_) => Known::Starting,
         }
     }
 
-    /// The pid of the process that is being started, when it is this one and there is a pid.
-    pub(super) fn starting_pid(&self, id: ProcessId, attempt: &Attempt) -> Option<i32> {
+    /// The process that is being started, once it has a pid, until it is reaped.
+    pub(super) fn starting(&self, attempt: &Attempt) -> Option<(i32, &Root)> {
         match attempt.in_flight() {
-            InFlight::Child(pid) if self.starting == Some(id) && !self.roots.contains_key(&pid) => Some(pid),
-            InFlight::Child(_) | InFlight::No | InFlight::Unknown => None,
+            InFlight::Child(pid) => Some((pid, self.starting.as_ref()?)),
+            InFlight::No | InFlight::Unknown => None,
         }
+    }
+
+    /// The root's pid, of a process that is being started as well.
+    pub(super) fn pid_of(&self, id: ProcessId, attempt: &Attempt) -> Option<i32> {
+        let starting = || self.starting(attempt).filter(|(_, root)| root.id == id).map(|(pid, _)| pid);
+        self.pid_of.get(&id).copied().or_else(starting)
+    }
+
+    /// All roots with their pids.
+    pub(super) fn all<'a>(&'a self, attempt: &Attempt) -> impl Iterator<Item = (i32, &'a Root)> {
+        self.roots.iter().map(|(pid, root)| (*pid, root)).chain(self.starting(attempt))
+    }
+
+    /// The root with this pid.
+    pub(super) fn root_at<'a>(&'a self, pid: i32, attempt: &Attempt) -> Option<&'a Root> {
+        let starting = || self.starting(attempt).filter(|(at, _)| *at == pid).map(|(_, root)| root);
+        self.roots.get(&pid).or_else(starting)
+    }
+
+    /// The root of this process.
+    pub(super) fn root_of<'a>(&'a self, id: ProcessId, attempt: &Attempt) -> Option<&'a Root> {
+        self.root_at(self.pid_of(id, attempt)?, attempt)
     }
 }

@@ -9,6 +9,7 @@
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 
 use super::PROCESS_ID_VARIABLE;
 use super::books::Books;
@@ -24,21 +25,18 @@ pub(super) struct Bereft {
     /// have members.
     root_pid: i32,
     pipes: [u64; 2],
-    leaf: Option<Leaf>,
+    leaf: Option<Arc<Leaf>>,
 }
 
 impl Bereft {
-    pub(super) fn new(root_pid: i32, pipes: [u64; 2], leaf: Option<Leaf>) -> Self {
+    pub(super) fn new(root_pid: i32, pipes: [u64; 2], leaf: Option<Arc<Leaf>>) -> Self {
         Self { root_pid, pipes, leaf }
     }
 
     pub(super) fn leaf(&self) -> Option<&Leaf> {
-        self.leaf.as_ref()
+        self.leaf.as_deref()
     }
 
-    pub(super) fn into_leaf(self) -> Option<Leaf> {
-        self.leaf
-    }
 }
 
 #[derive(Debug)]
@@ -92,7 +90,7 @@ impl Family {
             if known.is_some_and(|a| a.owner.is_some()) {
                 continue;
             }
-            let owner = self.owner(books, &stat);
+            let owner = self.owner(books, attempt, &stat);
             self.adopted.insert(pid, Adopted { start_time: stat.start_time, owner });
         }
     }
@@ -107,29 +105,29 @@ impl Family {
     }
 
     /// The signs in the order in which they are hard to lose.
-    fn owner(&self, books: &Books, stat: &Stat) -> Option<ProcessId> {
+    fn owner(&self, books: &Books, attempt: &Attempt, stat: &Stat) -> Option<ProcessId> {
         if let Some(id) = self.seen.get(&(stat.pid, stat.start_time)) {
             return Some(*id);
         }
         let by_session = |pid: i32| {
-            let live = books.roots.get(&pid).map(|root| root.id);
+            let live = books.root_at(pid, attempt).map(|root| root.id);
             live.or_else(|| self.bereft.iter().find(|(_, b)| b.root_pid == pid).map(|(id, _)| *id))
         };
         if let Some(id) = by_session(stat.session).or_else(|| by_session(stat.group)) {
             return Some(id);
         }
-        let ours = |id: &ProcessId| books.pid_of.contains_key(id) || self.bereft.contains_key(id);
+        let ours = |id: &ProcessId| books.pid_of(*id, attempt).is_some() || self.bereft.contains_key(id);
         cgroup::leaf_of(stat.pid, ours)
             .or_else(|| procfs::environ_value(stat.pid, PROCESS_ID_VARIABLE)?.parse().ok().filter(ours))
-            .or_else(|| self.by_pipe(books, stat.pid))
+            .or_else(|| self.by_pipe(books, attempt, stat.pid))
     }
 
-    fn by_pipe(&self, books: &Books, pid: i32) -> Option<ProcessId> {
+    fn by_pipe(&self, books: &Books, attempt: &Attempt, pid: i32) -> Option<ProcessId> {
         let held = procfs::written_pipes(pid);
         if held.is_empty() {
             return None;
         }
-        let live = books.roots.values().map(|root| (root.id, root.pipes));
+        let live = books.all(attempt).map(|(_, root)| (root.id, root.pipes));
         let gone = self.bereft.iter().map(|(id, b)| (*id, b.pipes));
         live.chain(gone).find(|(_, pipes)| pipes.iter().any(|inode| held.contains(inode))).map(|(id, _)| id)
     }
@@ -143,12 +141,12 @@ impl Family {
     /// Everything alive that belongs to the process: root, descendants, adopted ones.
     pub(super) fn members(&mut self, books: &Books, attempt: &Attempt, id: ProcessId) -> Vec<Member> {
         let mut members = Vec::new();
-        if let Some(pid) = books.pid_of.get(&id).copied().or_else(|| books.starting_pid(id, attempt)) {
+        if let Some(pid) = books.pid_of(id, attempt) {
             members = with_descendants(vec![pid]);
             self.seen.extend(members.iter().map(|m| ((m.pid, m.start_time), id)));
         }
         members.extend(self.adopted_of(id));
-        if let Some(leaf) = self.leaf(books, id) {
+        if let Some(leaf) = self.leaf(books, attempt, id) {
             let strangers = leaf.pids().into_iter().filter(|pid| !members.iter().any(|m| m.pid == *pid));
             let strangers: Vec<Member> = strangers.filter_map(member).collect();
             members.extend(strangers);
@@ -157,15 +155,15 @@ impl Family {
     }
 
     /// The control group of a process.
-    pub(super) fn leaf<'a>(&'a self, books: &'a Books, id: ProcessId) -> Option<&'a Leaf> {
-        let live = books.pid_of.get(&id).and_then(|pid| books.roots.get(pid)).and_then(|root| root.leaf.as_ref());
+    pub(super) fn leaf<'a>(&'a self, books: &'a Books, attempt: &Attempt, id: ProcessId) -> Option<&'a Leaf> {
+        let live = books.root_of(id, attempt).and_then(|root| root.leaf.as_deref());
         live.or_else(|| self.bereft.get(&id).and_then(Bereft::leaf))
     }
 
     /// Everything alive below the keeper.
     pub(super) fn everyone(&self, books: &Books, attempt: &Attempt) -> Vec<Member> {
-        let mut tops: Vec<i32> = books.roots.keys().copied().chain(self.adopted.keys().copied()).collect();
-        tops.extend(books.starting.and_then(|id| books.starting_pid(id, attempt)));
+        let roots = books.all(attempt).map(|(pid, _)| pid);
+        let tops: Vec<i32> = roots.chain(self.adopted.keys().copied()).collect();
         with_descendants(tops)
     }
 
@@ -179,12 +177,17 @@ impl Family {
         self.bereft.insert(id, bereft);
     }
 
-    /// Takes out those of which nothing lives any more.
-    pub(super) fn take_gone(&mut self) -> Vec<(ProcessId, Bereft)> {
+    /// Takes out those of which nothing lives any more, and removes their control groups: a group that cannot be removed
+    /// is in use.
+    pub(super) fn take_gone(&mut self) -> Vec<ProcessId> {
         let owners: HashSet<ProcessId> = self.adopted.values().filter_map(|a| a.owner).collect();
-        let gone = |id: &ProcessId, b: &Bereft| !owners.contains(id) && !b.leaf.as_ref().is_some_and(Leaf::populated);
+        let is_empty = |leaf: &Leaf| leaf.remove().is_ok() || !leaf.populated();
+        let gone = |id: &ProcessId, b: &Bereft| !owners.contains(id) && b.leaf.as_deref().is_none_or(is_empty);
         let ids: Vec<ProcessId> = self.bereft.iter().filter(|(id, b)| gone(id, b)).map(|(id, _)| *id).collect();
-        ids.into_iter().filter_map(|id| Some((id, self.bereft.remove(&id)?))).collect()
+        for id in &ids {
+            self.bereft.remove(id);
+        }
+        ids
     }
 
     /// Whether this process is known to have left something behind.

@@ -296,6 +296,8 @@ pub struct Open<'a> {
     pub cgroup: &'a [u8],
     /// Text for oom_score_adj; empty keeps the keeper's own.
     pub oom_score_adj: &'a [u8],
+    /// Working directory of programs that name none: the host's.
+    pub cwd: &'a [u8],
     /// Where programs without a slash in their name are looked for, as in PATH.
     pub search_path: &'a [u8],
     /// The inherited environment: `NAME=value` strings, each ended by NUL.
@@ -312,7 +314,7 @@ pub struct Spawn<'a> {
     pub argv: &'a [u8],
     /// What is laid over the inherited environment, each ended by NUL.
     pub env: &'a [u8],
-    /// Working directory; empty keeps the keeper's.
+    /// Working directory, absolute; empty is that of [`Open`].
     pub cwd: &'a [u8],
 }
 
@@ -340,6 +342,7 @@ impl SpawnRequest<'_> {
                 w.u64(open.nofile.1);
                 w.bytes(open.cgroup);
                 w.bytes(open.oom_score_adj);
+                w.bytes(open.cwd);
                 w.bytes(open.search_path);
                 w.bytes(open.env);
                 w.0
@@ -385,6 +388,7 @@ impl<'a> SpawnRequest<'a> {
                 nofile: (r.u64()?, r.u64()?),
                 cgroup: r.bytes()?,
                 oom_score_adj: r.bytes()?,
+                cwd: r.bytes()?,
                 search_path: r.bytes()?,
                 env: r.bytes()?,
             }),

@@ -3,14 +3,14 @@
 //! It is the thread that vfork stops until the program executes, which may take for ever (a program on a dead
 //! network or FUSE file system); so it does nothing else. It ends when the host closes the spawn socket.
 
-use std::ffi::{CStr, CString, c_char};
+use std::ffi::{CString, c_char};
 use std::fs::File;
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-use super::books::{Books, Root};
+use super::books::{Books, EarlyExit, Root};
 use super::protocol::{Body, KeeperEvent, MAX_PACKET, Open, ProtocolError, Spawn, SpawnRequest};
 use super::{PROCESS_ID_VARIABLE, Shared};
 use crate::sys::cgroup::{Leaf, SessionGroup};
@@ -23,6 +23,7 @@ use crate::sys::wait;
 struct Common {
     nofile: Option<(u64, u64)>,
     oom_score_adj: Option<CString>,
+    cwd: Option<CString>,
     search_path: Vec<u8>,
     env: Vec<u8>,
     group: Option<SessionGroup>,
@@ -90,6 +91,7 @@ impl Spawner {
         self.common = Common {
             nofile: Some(open.nofile),
             oom_score_adj: CString::new(open.oom_score_adj).ok().filter(|text| !text.is_empty()),
+            cwd: CString::new(open.cwd).ok().filter(|cwd| !cwd.is_empty()),
             search_path: open.search_path.to_vec(),
             env: open.env.to_vec(),
             // A folder that cannot be made only costs the quick way to kill: the walk over descendants does the same.
@@ -100,45 +102,48 @@ impl Spawner {
     fn spawn(&mut self, spawn: &Spawn<'_>, stdio: [OwnedFd; 3]) {
         let id = spawn.id;
         let pipes = [inode(stdio[1].as_fd()), inode(stdio[2].as_fd())];
-        let leaf = self.common.group.as_ref().and_then(|group| group.leaf(id).ok());
-        self.shared.books.lock().starting = Some(id);
-        let result = self.start(spawn, &stdio, leaf.as_ref());
+        let leaf = self.common.group.as_ref().and_then(|group| group.leaf(id).ok()).map(Arc::new);
+        self.shared.books.lock().starting = Some(Root { id, pipes, leaf: leaf.clone() });
+        let result = self.start(spawn, &stdio, leaf.as_deref());
         drop(stdio);
         match result {
             Ok(started) => {
                 let event = KeeperEvent::Spawned { id, pid: started.pid };
                 // A host that is gone needs no answer: the watching thread has seen its end.
-                let _ = self.send(&event, &[started.pidfd.as_fd()]);
-                self.enter(|books| books.insert(started.pid, Root { id, pipes, leaf }));
+                let _ = self.send(&event.encode(), &[started.pidfd.as_fd()]);
+                if let Some(exit) = self.settle(|books| write_down(books, started.pid)) {
+                    let _ = self.send(&exit, &[]);
+                }
             }
             Err(FailedStart { failure, zombie }) => {
-                self.enter(|_| {
+                self.settle(|books| {
+                    books.starting = None;
                     zombie.map(wait::reap);
                 });
                 if let Some(leaf) = leaf {
                     let _ = leaf.remove();
                 }
-                let _ = self.send(&KeeperEvent::SpawnFailed { id, failure }, &[]);
+                let _ = self.send(&KeeperEvent::SpawnFailed { id, failure }.encode(), &[]);
             }
         }
     }
 
     /// Writes the outcome of a start into the books, after which it is no longer in flight.
-    fn enter(&self, write: impl FnOnce(&mut Books)) {
-        let look_again = {
+    fn settle<R>(&self, write: impl FnOnce(&mut Books) -> R) -> R {
+        let (result, look_again) = {
             let mut books = self.shared.books.lock();
-            write(&mut books);
-            books.starting = None;
+            let result = write(&mut books);
             self.shared.attempt.settle();
-            std::mem::take(&mut books.look_again)
+            (result, std::mem::take(&mut books.look_again))
         };
         if look_again {
             self.shared.wake_watcher();
         }
+        result
     }
 
-    fn send(&self, event: &KeeperEvent, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
-        packet::send(self.shared.control.as_fd(), &[IoSlice::new(&event.encode())], fds, Wait::Block)
+    fn send(&self, packet: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+        packet::send(self.shared.control.as_fd(), &[IoSlice::new(packet)], fds, Wait::Block)
     }
 
     fn start(&mut self, spawn: &Spawn<'_>, stdio: &[OwnedFd; 3], leaf: Option<&Leaf>) -> Result<Started, FailedStart> {
@@ -147,13 +152,12 @@ impl Spawner {
         let envp = layered_env(&self.common.env, spawn.env, marker.as_bytes());
         let program = argv_first(spawn.argv);
         let candidates = candidates(program, &self.common.search_path);
-        let mut cwd = spawn.cwd.to_vec();
-        cwd.push(0);
+        let cwd = if spawn.cwd.is_empty() { None } else { CString::new(spawn.cwd).ok() };
         let plan = ExecPlan {
             candidates: &candidates,
             argv: &argv,
             envp: &envp,
-            cwd: if spawn.cwd.is_empty() { None } else { CStr::from_bytes_until_nul(&cwd).ok() },
+            cwd: cwd.as_deref().or(self.common.cwd.as_deref()),
             stdio: [stdio[0].as_fd(), stdio[1].as_fd(), stdio[2].as_fd()],
             nofile: self.common.nofile,
             oom_score_adj: self.common.oom_score_adj.as_deref(),
@@ -169,6 +173,21 @@ impl Spawner {
             result => result,
         }
     }
+}
+
+/// A program that executes: among the roots, unless it has ended by now and was reaped. Returns the packet that says
+/// so, if it is ready.
+fn write_down(books: &mut Books, pid: i32) -> Option<Vec<u8>> {
+    if let Some(root) = books.starting.take() {
+        books.insert(pid, root);
+        return None;
+    }
+    match std::mem::take(&mut books.early_exit) {
+        EarlyExit::Ready(packet) => return Some(packet),
+        EarlyExit::Reaped => books.early_exit = EarlyExit::StartSaid,
+        EarlyExit::None | EarlyExit::StartSaid => {}
+    }
+    None
 }
 
 fn read_file(file: OwnedFd, len: u64) -> Result<Vec<u8>, ProtocolError> {
@@ -251,7 +270,7 @@ mod tests {
             #[expect(unsafe_code, reason = "the pointers under test are those that exec would follow")]
             // SAFETY: each points to a NUL-ended string that the test keeps alive.
             unsafe {
-                CStr::from_ptr(*p).to_str().unwrap().to_owned()
+                std::ffi::CStr::from_ptr(*p).to_str().unwrap().to_owned()
             }
         };
         pointers.iter().map(text).collect()

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{Timespec, epoll};
 
 use super::Shared;
-use super::books::Known;
+use super::books::{EarlyExit, Known, Root};
 use super::family::{Bereft, Family, Member};
 use super::hunt::{Hunt, Pass, Quarry, signal_pinned};
 use super::protocol::{Control, KeeperEvent, Pids, Scope};
@@ -22,6 +22,7 @@ use crate::id::ProcessId;
 use crate::lifecycle::ExitStatus;
 use crate::sys::cgroup::Leaf;
 use crate::sys::packet::{self, Wait};
+use crate::sys::procfs;
 use crate::sys::signal::{self, Signal};
 use crate::sys::wait::{self, Ended, Usage};
 use crate::sys::clock;
@@ -31,6 +32,10 @@ const CHILD: u64 = 1;
 const HOST: u64 = 2;
 const WAKE: u64 = 3;
 
+/// How long after the SIGTERM to all groups the rest is looked for: by then those that end at once are gone, and need
+/// no looking at.
+const WALK_AFTER: Duration = Duration::from_millis(10);
+
 /// How long a hunt that nobody waits for goes on before it starts over.
 const UNATTENDED_LIMIT: Duration = Duration::from_secs(3600);
 
@@ -39,7 +44,7 @@ const UNATTENDED_LIMIT: Duration = Duration::from_secs(3600);
 enum Session {
     Open,
     /// Asked to end: SIGTERM is sent, SIGKILL follows.
-    Closing { ticket: u64, kill_at: Instant, limit: Duration, termed: BTreeSet<i32> },
+    Closing { ticket: u64, kill_at: Instant, limit: Duration, termed: BTreeSet<i32>, walk_at: Option<Instant> },
     /// Everything is being killed, or is dead.
     Ending,
 }
@@ -61,7 +66,8 @@ struct Exit {
     id: ProcessId,
     pid: i32,
     pipes: [u64; 2],
-    leaf: Option<Leaf>,
+    leaf: Option<Arc<Leaf>>,
+    early: bool,
     status: ExitStatus,
     usage: Usage,
 }
@@ -114,7 +120,7 @@ impl Watcher {
     fn deadline(&self) -> Option<Instant> {
         let hunts = self.hunts.iter().map(|(_, next)| *next);
         let close = match self.session {
-            Session::Closing { kill_at, .. } => Some(kill_at),
+            Session::Closing { kill_at, walk_at, .. } => Some(walk_at.map_or(kill_at, |walk_at| walk_at.min(kill_at))),
             Session::Open | Session::Ending => None,
         };
         hunts.chain(close).min()
@@ -182,8 +188,9 @@ impl Watcher {
                 self.hunts.push((Hunt::new(ticket, Quarry::Process(id), now + limit), now));
             }
             Control::Close { ticket, grace, limit } => {
-                let termed = if grace.is_zero() { BTreeSet::new() } else { self.signal_everyone(Signal::Term) };
-                self.session = Session::Closing { ticket, kill_at: now + grace, limit, termed };
+                let (termed, walk_at) =
+                    if grace.is_zero() { (BTreeSet::new(), None) } else { (self.term_groups(), Some(now + WALK_AFTER)) };
+                self.session = Session::Closing { ticket, kill_at: now + grace, limit, termed, walk_at };
             }
         }
     }
@@ -202,8 +209,7 @@ impl Watcher {
     fn signal_group(&mut self, id: ProcessId, signal: Signal) -> Pids {
         let shared = Arc::clone(&self.shared);
         let books = shared.books.lock();
-        let root = books.pid_of.get(&id).copied().or_else(|| books.starting_pid(id, &shared.attempt));
-        if let Some(pid) = root {
+        if let Some(pid) = books.pid_of(id, &shared.attempt) {
             let sent = signal::send_child_group(pid, signal.number()).is_ok()
                 || signal::send_child(pid, signal.number()).is_ok();
             return sent.then_some(pid).into_iter().collect();
@@ -217,9 +223,18 @@ impl Watcher {
         members.into_iter().filter(|m| self.send(*m, signal)).map(|m| m.pid).collect()
     }
 
-    fn signal_everyone(&mut self, signal: Signal) -> BTreeSet<i32> {
-        let members = self.find(Quarry::Everyone);
-        members.into_iter().filter(|m| self.send(*m, signal)).map(|m| m.pid).collect()
+    /// SIGTERM to the groups of all roots: one call each, and most of a session is gone by that.
+    fn term_groups(&self) -> BTreeSet<i32> {
+        let books = self.shared.books.lock();
+        let roots = books.all(&self.shared.attempt).map(|(pid, _)| pid);
+        roots.filter(|pid| signal::send_child_group(*pid, Signal::Term.number()).is_ok()).collect()
+    }
+
+    /// SIGTERM to whoever is left and has not had it: those that have left the groups.
+    fn term_rest(&mut self, termed: &BTreeSet<i32>) -> BTreeSet<i32> {
+        let leaders = self.find(Quarry::Everyone).into_iter().filter(|m| !termed.contains(&m.pid));
+        let rest: Vec<Member> = leaders.filter(|m| !is_in_group_of(m.pid, termed)).collect();
+        rest.into_iter().filter(|m| self.send(*m, Signal::Term)).map(|m| m.pid).collect()
     }
 
     fn find(&mut self, quarry: Quarry) -> Vec<Member> {
@@ -235,7 +250,7 @@ impl Watcher {
     fn send(&self, member: Member, signal: Signal) -> bool {
         {
             let books = self.shared.books.lock();
-            if books.roots.contains_key(&member.pid) {
+            if books.root_at(member.pid, &self.shared.attempt).is_some() {
                 return signal::send_child(member.pid, signal.number()).is_ok();
             }
         }
@@ -244,15 +259,30 @@ impl Watcher {
 
     /// Reaps whatever has ended, tells the host about roots, and sees who is left of those.
     fn reap_all(&mut self) {
+        loop {
+            let (exits, adopted_ended) = self.reap();
+            let early = exits.iter().any(|exit| exit.early);
+            if !exits.is_empty() || (adopted_ended && self.family.has_bereft()) {
+                self.settle(exits);
+            }
+            if !early {
+                return;
+            }
+        }
+    }
+
+    /// Reaps until nothing is left to reap, or until one that was still being started: it must be settled first.
+    fn reap(&mut self) -> (Vec<Exit>, bool) {
         let shared = Arc::clone(&self.shared);
-        let mut exits = Vec::new();
-        let mut reaped_adopted = false;
+        let (mut exits, mut adopted_ended) = (Vec::new(), false);
         while let Ended::Child(pid) = wait::peek_any() {
             let mut books = shared.books.lock();
-            match books.known(pid, &shared.attempt) {
-                Known::Root => {
-                    let (Some(root), Some((status, usage))) = (books.remove(pid), wait::reap(pid)) else { break };
-                    exits.push(Exit { id: root.id, pid, pipes: root.pipes, leaf: root.leaf, status, usage });
+            let known = books.known(pid, &shared.attempt);
+            let root = match known {
+                Known::Root => books.remove(pid),
+                Known::Executing => {
+                    books.early_exit = EarlyExit::Reaped;
+                    books.starting.take()
                 }
                 Known::Starting => {
                     books.look_again = true;
@@ -260,21 +290,25 @@ impl Watcher {
                 }
                 Known::Adopted => {
                     wait::reap(pid);
-                    reaped_adopted = true;
+                    adopted_ended = true;
+                    continue;
                 }
+            };
+            let (Some(Root { id, pipes, leaf }), Some((status, usage))) = (root, wait::reap(pid)) else { break };
+            let early = known == Known::Executing;
+            exits.push(Exit { id, pid, pipes, leaf, early, status, usage });
+            if early {
+                break;
             }
         }
-        if exits.is_empty() && !(reaped_adopted && self.family.has_bereft()) {
-            return;
-        }
-        self.settle(exits);
+        (exits, adopted_ended)
     }
 
     fn settle(&mut self, exits: Vec<Exit>) {
         let mut news = Vec::with_capacity(exits.len());
         for exit in exits {
             self.family.bereave(exit.id, Bereft::new(exit.pid, exit.pipes, exit.leaf));
-            news.push((exit.id, exit.status, exit.usage));
+            news.push((exit.id, exit.status, exit.usage, exit.early));
         }
         {
             let shared = Arc::clone(&self.shared);
@@ -282,33 +316,47 @@ impl Watcher {
             self.family.refresh(&books, &shared.attempt);
         }
         let gone = self.family.take_gone();
-        for (id, status, usage) in &news {
+        for (id, status, usage, early) in &news {
             let lingerers = if self.family.is_bereft(*id) {
                 self.family.adopted_of(*id).into_iter().map(|m| m.pid).collect()
             } else {
                 Pids::default()
             };
-            self.answer(&KeeperEvent::Exited { id: *id, status: *status, usage: *usage, lingerers });
+            let event = KeeperEvent::Exited { id: *id, status: *status, usage: *usage, lingerers };
+            if *early { self.answer_early(&event) } else { self.answer(&event) }
         }
-        for (id, bereft) in gone {
-            if !news.iter().any(|(exited, ..)| *exited == id) {
-                self.answer(&KeeperEvent::Gone { id });
-            }
-            if let Some(leaf) = bereft.into_leaf() {
-                // A folder that stays in use is removed with the session's.
-                let _ = leaf.remove();
-            }
+        for id in gone.into_iter().filter(|id| !news.iter().any(|(exited, ..)| exited == id)) {
+            self.answer(&KeeperEvent::Gone { id });
         }
     }
 
-    /// SIGKILL when the grace is over, or as soon as nobody needs it.
+    /// Leaves an exit to the spawning thread, which has not said the start yet; unless it just has.
+    fn answer_early(&mut self, event: &KeeperEvent) {
+        {
+            let mut books = self.shared.books.lock();
+            match books.early_exit {
+                EarlyExit::Reaped => return books.early_exit = EarlyExit::Ready(event.encode()),
+                EarlyExit::None | EarlyExit::StartSaid | EarlyExit::Ready(_) => books.early_exit = EarlyExit::None,
+            }
+        }
+        self.answer(event);
+    }
+
+    /// SIGTERM to the rest after a moment, SIGKILL when the grace is over, or as soon as nobody needs it.
     fn close_step(&mut self) {
-        let Session::Closing { ticket, kill_at, limit, ref mut termed } = self.session else { return };
+        let Session::Closing { ticket, kill_at, limit, ref mut termed, ref mut walk_at } = self.session else { return };
         let now = clock::now();
-        if now < kill_at && wait::peek_any() != Ended::NoChildren {
+        let over = now >= kill_at || wait::peek_any() == Ended::NoChildren;
+        if !over && walk_at.is_none_or(|at| now < at) {
             return;
         }
-        let termed = std::mem::take(termed);
+        *walk_at = None;
+        let mut termed = std::mem::take(termed);
+        if !over {
+            termed.extend(self.term_rest(&termed));
+            self.session = Session::Closing { ticket, kill_at, limit, termed, walk_at: None };
+            return;
+        }
         self.session = Session::Ending;
         let mut hunt = Hunt::new(ticket, Quarry::Everyone, now + limit);
         hunt.also_signalled(termed);
@@ -352,7 +400,7 @@ impl Watcher {
     fn hunt_pass(&mut self, hunt: &mut Hunt, now: Instant) -> Pass {
         if let Quarry::Process(id) = hunt.quarry {
             let books = self.shared.books.lock();
-            if let Some(leaf) = self.family.leaf(&books, id) {
+            if let Some(leaf) = self.family.leaf(&books, &self.shared.attempt, id) {
                 // The walk that follows does not rely on it.
                 let _ = leaf.kill();
             }
@@ -388,4 +436,9 @@ impl Watcher {
             let _ = epoll::modify(&self.epoll, &self.shared.control, epoll::EventData::new_u64(CONTROL), flags);
         }
     }
+}
+
+/// Whether the process got a signal that was sent to the group of one of these.
+fn is_in_group_of(pid: i32, leaders: &BTreeSet<i32>) -> bool {
+    procfs::stat(pid).is_some_and(|stat| leaders.contains(&stat.group))
 }

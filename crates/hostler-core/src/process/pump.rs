@@ -182,7 +182,13 @@ impl Pump {
             Event::Mail(Mail::Exited) => self.exited(),
             Event::Mail(Mail::Finished) => self.finished(),
             Event::Mail(Mail::Gone | Mail::Deadline) => {}
-            Event::Ready(stream) => self.read(stream),
+            Event::Ready(stream) => {
+                self.read(stream);
+                // Streams mostly end together: the other one is looked at without being told.
+                if self.slot(stream).is_none() {
+                    self.read(other(stream));
+                }
+            }
             Event::Deadline => self.deadline_passed(),
         }
     }
@@ -334,6 +340,13 @@ impl Pump {
         if self.drained && self.stdout.is_none() && self.stderr.is_none() && !self.process.has_survivors() {
             let _ = self.process.step(Input::Gone);
         }
+    }
+}
+
+fn other(stream: Stream) -> Stream {
+    match stream {
+        Stream::Stdout => Stream::Stderr,
+        Stream::Stderr => Stream::Stdout,
     }
 }
 

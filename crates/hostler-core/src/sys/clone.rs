@@ -105,6 +105,11 @@ impl Attempt {
         }
     }
 
+    /// Whether the child has written down that it could not execute its program.
+    pub fn has_failed(&self) -> bool {
+        self.errno.load(Ordering::Acquire) != 0
+    }
+
     fn begin(&self) {
         self.pid.store(PID_UNKNOWN, Ordering::Release);
         self.pidfd.store(-1, Ordering::Release);
