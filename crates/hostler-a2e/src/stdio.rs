@@ -17,6 +17,8 @@ use std::time::Duration;
 
 use hostler_core::sys::clock;
 
+use tokio::sync::oneshot;
+
 use crate::codec::{Item, LineCodec, MAX_LINE_BYTES};
 use crate::session::{A2eSession, Event, Flow, Wanted};
 
@@ -49,7 +51,7 @@ enum Wake {
     Input(io::Result<usize>),
     Core(Event),
     Written(io::Result<()>),
-    Stop,
+    End(Ending),
 }
 
 /// Serves until the session ends, and returns when nothing of it is left.
@@ -62,22 +64,23 @@ pub async fn serve(
     mut session: A2eSession,
     input: OwnedFd,
     output: OwnedFd,
-    stop: impl Future<Output = ()>,
+    stop: impl Future<Output = ()> + Send + 'static,
 ) -> io::Result<Ending> {
     let mut input = Input::open(input)?;
     let mut output = Output::open(output)?;
     let mut codec = LineCodec::new(MAX_LINE_BYTES);
     let mut buffer = vec![0; READ_BYTES];
-    tokio::pin!(stop);
+    let mut end = watch_for_end(stop, output.gone());
     let (ending, grace) = loop {
         // A full buffer is written before more output is taken; requests go on meanwhile.
         let wanted = if output.pending() < BATCH_BYTES { Wanted::Everything } else { Wanted::Answers };
+        let has_pending = output.pending() > 0;
         let wake = tokio::select! {
             biased;
-            () = &mut stop => Wake::Stop,
+            ending = &mut end => Wake::End(ending.unwrap_or(Ending::Stopped)),
             read = input.read(&mut buffer), if output.pending() < ANSWERS_BYTES => Wake::Input(read),
             event = session.next(wanted) => Wake::Core(event),
-            written = output.flush() => Wake::Written(written),
+            written = output.flush(), if has_pending => Wake::Written(written),
         };
         match wake {
             Wake::Input(Ok(0) | Err(_)) => {
@@ -92,14 +95,34 @@ pub async fn serve(
             Wake::Core(event) => take_batch(&mut session, event, output.buffer()),
             Wake::Written(Ok(())) => {}
             Wake::Written(Err(_)) => break (Ending::ClientGone, END_GRACE),
-            Wake::Stop => break (Ending::Stopped, END_GRACE),
+            Wake::End(ending) => break (ending, END_GRACE),
         }
         if output.write_now().is_err() {
             break (Ending::ClientGone, END_GRACE);
         }
     };
+    // Its task holds on to the output.
+    drop(end);
     farewell(session, output, grace).await;
     Ok(ending)
+}
+
+/// What ends a session from outside, in a task of its own: the loop that serves looks at one word for it, every time.
+fn watch_for_end(
+    stop: impl Future<Output = ()> + Send + 'static,
+    gone: impl Future<Output = ()> + Send + 'static,
+) -> oneshot::Receiver<Ending> {
+    let (mut sender, receiver) = oneshot::channel();
+    tokio::spawn(async move {
+        let ending = tokio::select! {
+            () = stop => Ending::Stopped,
+            () = gone => Ending::ClientGone,
+            () = sender.closed() => return,
+        };
+        // A session that has ended by itself does not hear it.
+        let _ = sender.send(ending);
+    });
+    receiver
 }
 
 fn feed(session: &mut A2eSession, codec: &mut LineCodec, mut bytes: &[u8], out: &mut Vec<u8>) -> Flow {

@@ -104,8 +104,9 @@ impl Host {
 
     /// The next line of the host.
     pub(crate) fn line(&mut self) -> Result<&[u8]> {
-        let gone = format!("the host closed its output; its log: {}", self.home.join("host.log").display());
-        self.lines.next().context("failed to read from the host")?.context(gone)
+        let home = &self.home;
+        let gone = || format!("the host closed its output; its log: {}", home.join("host.log").display());
+        self.lines.next().context("failed to read from the host")?.with_context(gone)
     }
 
     /// The next message of the host.

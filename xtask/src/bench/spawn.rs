@@ -10,6 +10,7 @@ use super::Bench;
 use super::baseline::number;
 use super::host::{Host, Setup};
 use super::messages::Message;
+use super::process::on_one_core;
 use super::table::{Bound, Row, interleave};
 use crate::house;
 
@@ -50,8 +51,9 @@ fn core_against_c(bench: &Bench, bar: &'static str, flags: &[&str], bound: Bound
         number(command.arg(&child).args([STATIC_SPAWNS, "1"]), CPU)
     };
     let ours = || number(Command::new(&program).arg(&child).arg(STATIC_SPAWNS).args(flags), CPU);
-    let pair = interleave(bench.rounds, baseline, ours)?;
-    Ok(vec![Row { bar, measured: pair.ratio(), bound, unit: "x", note: pair.note("µs") }])
+    let pair = interleave(bench.rounds, || on_one_core(baseline), || on_one_core(ours))?;
+    let note = format!("{}, on one core", pair.note("µs"));
+    Ok(vec![Row { bar, measured: pair.ratio(), bound, unit: "x", note }])
 }
 
 /// Spawns a second of a host that holds 2 GiB against those of a small one.

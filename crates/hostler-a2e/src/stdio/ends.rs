@@ -2,6 +2,7 @@
 
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::Arc;
 
 use hostler_core::sys::reactor;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -15,10 +16,10 @@ use tokio::sync::{mpsc, oneshot};
 const THREAD_CHUNKS: usize = 4;
 const CHUNK_BYTES: usize = 64 * 1024;
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 enum Kind {
-    Pipe(AsyncFd<OwnedFd>),
-    Socket(AsyncFd<OwnedFd>),
+    Pipe(Arc<AsyncFd<OwnedFd>>),
+    Socket(Arc<AsyncFd<OwnedFd>>),
 }
 
 impl Kind {
@@ -37,9 +38,9 @@ fn open(fd: &OwnedFd, flags: OFlags, interest: Interest) -> io::Result<Option<Ki
         FileType::Fifo => {
             let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
             let own = rustix::fs::open(path, flags | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY, Mode::empty());
-            Ok(own.ok().map(|own| reactor::register(own, interest)).transpose()?.map(Kind::Pipe))
+            Ok(own.ok().map(|own| reactor::register(own, interest)).transpose()?.map(|fd| Kind::Pipe(Arc::new(fd))))
         }
-        FileType::Socket => Ok(Some(Kind::Socket(reactor::register(fd.try_clone()?, interest)?))),
+        FileType::Socket => Ok(Some(Kind::Socket(Arc::new(reactor::register(fd.try_clone()?, interest)?)))),
         FileType::RegularFile
         | FileType::Directory
         | FileType::Symlink
@@ -211,14 +212,11 @@ impl Output {
         Ok(())
     }
 
-    /// Writes until nothing waits; when nothing does, waits until the client is gone. Cancel-safe.
+    /// Writes until nothing waits. Cancel-safe.
     ///
     /// # Errors
     /// When the client is gone.
     pub(super) async fn flush(&mut self) -> io::Result<()> {
-        if self.pending() == 0 {
-            return self.gone().await;
-        }
         match &self.sink {
             Sink::Polled(kind) => {
                 let socket = matches!(kind, Kind::Socket(_));
@@ -241,26 +239,33 @@ impl Output {
         Ok(())
     }
 
-    async fn gone(&self) -> io::Result<()> {
-        match &self.sink {
-            // The reactor reports an error on a pipe without a reader. A socket whose peer has closed is reported as
-            // readable; so is one whose peer has sent something, or shut down the direction that we do not need.
-            Sink::Polled(kind) => loop {
-                let mut ready = kind.ready().ready(Interest::READABLE | Interest::ERROR).await?;
-                if nobody_reads(kind.ready().get_ref())? {
-                    break;
-                }
-                ready.clear_ready();
-            },
-            Sink::Thread { chunks, .. } => chunks.closed().await,
+    /// Completes when the client has closed its end, without anything being written.
+    pub(super) fn gone(&self) -> impl Future<Output = ()> + Send + use<> {
+        enum Watch {
+            Polled(Kind),
+            Thread(mpsc::WeakSender<Vec<u8>>),
         }
-        Err(io::ErrorKind::BrokenPipe.into())
+        let watch = match &self.sink {
+            Sink::Polled(kind) => Watch::Polled(kind.clone()),
+            Sink::Thread { chunks, .. } => Watch::Thread(chunks.downgrade()),
+        };
+        async move {
+            match watch {
+                Watch::Polled(kind) => closed(&kind).await,
+                Watch::Thread(chunks) => {
+                    if let Some(chunks) = chunks.upgrade() {
+                        chunks.closed().await;
+                    }
+                }
+            }
+        }
     }
 
-    /// Waits until a thread that writes in our place has written what it was given.
+    /// Waits until what was handed to a thread is written.
     pub(super) async fn finish(self) {
         if let Sink::Thread { chunks, done } = self.sink {
             drop(chunks);
+            // An error is how the end of the thread is seen.
             let _ = done.await;
         }
     }
@@ -273,6 +278,22 @@ impl Output {
         if self.buffer.capacity() > KEPT {
             self.buffer.shrink_to(KEPT);
         }
+    }
+}
+
+/// Until nobody reads the other end. What the reactor says is a hint: it may be about something else, or old.
+async fn closed(kind: &Kind) {
+    let interest = match kind {
+        Kind::Pipe(_) => Interest::ERROR,
+        // The end of a socket's peer is told as something to read.
+        Kind::Socket(_) => Interest::READABLE | Interest::ERROR,
+    };
+    loop {
+        let Ok(mut ready) = kind.ready().ready(interest).await else { return };
+        if nobody_reads(kind.ready().get_ref()).unwrap_or(true) {
+            return;
+        }
+        ready.clear_ready();
     }
 }
 

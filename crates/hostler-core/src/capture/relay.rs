@@ -64,9 +64,14 @@ impl Relay {
     }
 
     pub(super) fn begin_read(&mut self, core: &mut Core, max: usize) -> usize {
-        self.take_back_grant(core);
         if max == 0 {
+            self.take_back_grant(core);
             return 0;
+        }
+        // Given back for a moment, it would go to whoever waits. The two streams of a process, each asking once when it
+        // has room and once more when it reads, would hand it to and fro for ever and never read.
+        if self.granted > 0 {
+            return self.granted.min(max);
         }
         let want = max as u64 + RUN_BYTES;
         let reserved = match self.pause.take() {

@@ -23,8 +23,16 @@ struct Rig {
 
 impl Rig {
     fn new(policy: Policy, quota: u64, buffer_bytes: usize) -> Self {
+        Self::with(policy, Budget::root(1 << 40).child(1 << 30).child(quota), buffer_bytes)
+    }
+
+    /// A relay on the same account.
+    fn sharing(other: &Self) -> Self {
+        Self::with(Policy::Relay, Arc::clone(&other.account), 65_536)
+    }
+
+    fn with(policy: Policy, account: Arc<Budget>, buffer_bytes: usize) -> Self {
         let disk = Arc::new(FaultyDisk::default());
-        let account = Budget::root(1 << 40).child(1 << 30).child(quota);
         let log = Log::new(LogOptions {
             stream: Stream::Stdout,
             policy,
@@ -336,6 +344,23 @@ fn room_in_the_ring_wakes_the_driver_once_somebody_takes() {
         rig.log.take(rig.input.len() as u64);
         assert_eq!(wakes.0.load(Ordering::SeqCst), 1);
     }
+}
+
+#[test]
+fn a_grant_that_was_not_used_yet_stays_though_others_wait_for_room() {
+    const QUOTA: u64 = 4 * 4096;
+    let mut stdout = Rig::new(Policy::Relay, QUOTA, 65_536);
+    let mut stderr = Rig::sharing(&stdout);
+    while stdout.write(4096) > 0 {}
+    assert_eq!((stdout.log.begin_read(4096), stderr.log.begin_read(4096)), (0, 0), "both wait");
+    stdout.log.take(2048);
+    let granted = stdout.log.begin_read(4096);
+    assert!(granted > 0, "the older one is served");
+    assert_eq!(stderr.log.begin_read(4096), 0, "and the other waits on");
+    // Whoever asks when there is room, and asks again when it reads, must not hand the room to and fro with the other.
+    assert_eq!(stdout.log.begin_read(4096), granted);
+    assert_eq!(stdout.log.begin_read(1), 1, "never more than is asked for");
+    assert_eq!(stdout.write(4096), granted);
 }
 
 #[test]
