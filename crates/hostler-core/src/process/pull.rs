@@ -62,7 +62,7 @@ impl Process {
                     *positions.of(due.stream) = taken;
                     left = left.saturating_sub(usize::try_from(taken - at).unwrap_or(usize::MAX));
                 }
-                None if self.all_taken(&mut positions) && self.0.is_finished() => {
+                None if self.0.is_finished() && self.all_taken(&mut positions) => {
                     let first = !std::mem::replace(&mut positions.finished, true);
                     return Ok(if first { Pulled::Finished } else { Pulled::Idle });
                 }
