@@ -135,10 +135,13 @@ impl Host {
             CgroupUse::Auto => find_cgroup(),
             CgroupUse::Off => None,
         };
-        let cgroup_folder =
-            cgroup.as_ref().map(|base| base.host_folder().into_os_string().into_encoded_bytes()).unwrap_or_default();
+        let cgroup_folder = cgroup
+            .as_ref()
+            .map(|base| base.host_folder().into_os_string().into_encoded_bytes())
+            .unwrap_or_default();
         let state_home = open_state_home(&options);
-        let search_path = options.env.iter().rev().find(|(name, _)| name == "PATH").map(|(_, value)| value.clone());
+        let search_path =
+            options.env.iter().rev().find(|(name, _)| name == "PATH").map(|(_, value)| value.clone());
         let inner = HostInner {
             nursery,
             ids: ProcessIds::new(),
@@ -211,7 +214,9 @@ fn find_cgroup() -> Option<Base> {
         }
     };
     match base.sweep(CGROUP_PATIENCE) {
-        Ok(swept) => swept.failed.iter().for_each(|error| tracing::debug!(%error, "a dead host's control groups stay")),
+        Ok(swept) => {
+            swept.failed.iter().for_each(|error| tracing::debug!(%error, "a dead host's control groups stay"))
+        }
         Err(error) => tracing::debug!(%error, "cannot look for control groups of dead hosts"),
     }
     Some(base)
@@ -320,7 +325,8 @@ impl HostInner {
     pub(crate) fn check_open_files(&self) -> Result<(), Limit> {
         // The hard limit of before is the soft one of now.
         let limit = self.nofile.hard;
-        let wanted = (self.live.load(Ordering::Acquire) as u64).saturating_mul(FDS_PER_PROCESS) + RESERVED_FDS;
+        let wanted =
+            (self.live.load(Ordering::Acquire) as u64).saturating_mul(FDS_PER_PROCESS) + RESERVED_FDS;
         if wanted > limit { Err(Limit::OpenFiles { limit }) } else { Ok(()) }
     }
 

@@ -46,19 +46,19 @@
 //! # ; Ok::<_, Box<dyn std::error::Error>>(())
 //! ```
 
-pub mod lifecycle;
-mod session;
-mod spec;
-mod host;
-mod process;
-mod outputs;
-mod id;
-mod stdin;
-pub mod drain;
 pub mod capture;
 mod cursor;
-mod state_dir;
+pub mod drain;
+mod host;
+mod id;
 pub mod keeper;
+pub mod lifecycle;
+mod outputs;
+mod process;
+mod session;
+mod spec;
+mod state_dir;
+mod stdin;
 pub mod sys;
 
 pub use capture::{CaptureState, Policy, ReadError, Stream, Totals};
@@ -67,8 +67,8 @@ pub use host::{CgroupUse, Host, HostOptions, StartError};
 pub use id::{ParseIdError, ProcessId, SessionId};
 pub use keeper::link::Receipt;
 pub use keeper::nursery_link::{HelperProgram, Nursery, NurseryError};
-pub use keeper::{PROCESS_ID_VARIABLE, run_if_helper};
 pub use keeper::protocol::Pids;
+pub use keeper::{PROCESS_ID_VARIABLE, run_if_helper};
 pub use lifecycle::{End, Exit, ExitStatus, Outcome, State, StopCause};
 pub use outputs::{Chunk, Flush, Outputs, Pulled};
 pub use process::{Process, Signalled, Status, outcome};

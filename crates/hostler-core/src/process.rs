@@ -523,9 +523,10 @@ impl Process {
         let mut facts = self.0.facts.lock();
         match facts.life.state() {
             State::Queued | State::Starting => None,
-            State::Running | State::Exited(_) | State::Lingering(_) | State::Closed { end: End::Exited(_) } => {
-                Some(Ok(()))
-            }
+            State::Running
+            | State::Exited(_)
+            | State::Lingering(_)
+            | State::Closed { end: End::Exited(_) } => Some(Ok(())),
             State::Closed { end: End::NotStarted } => {
                 Some(Err(facts.start_error.take().unwrap_or(SpawnError::Canceled)))
             }

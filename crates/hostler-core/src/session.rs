@@ -7,7 +7,8 @@ use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
+use std::task::{Wake, Waker};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -82,7 +83,12 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    fn take(session: &Arc<AtomicUsize>, max: usize, host: &Arc<AtomicUsize>, max_host: usize) -> Result<Self, Limit> {
+    fn take(
+        session: &Arc<AtomicUsize>,
+        max: usize,
+        host: &Arc<AtomicUsize>,
+        max_host: usize,
+    ) -> Result<Self, Limit> {
         let one_more = |max: usize| move |n: usize| (n < max).then_some(n + 1);
         if session.fetch_update(Ordering::AcqRel, Ordering::Acquire, one_more(max)).is_err() {
             return Err(Limit::Session { max });
@@ -128,6 +134,22 @@ pub(crate) struct SessionInner {
 #[derive(Clone, Debug)]
 pub struct Session(Arc<SessionInner>);
 
+/// Hears that a process of the session waits for room. What it waits for may be the incomplete lines of others: their
+/// reader is woken to take those in pieces.
+struct Contention(Weak<SessionInner>);
+
+impl Wake for Contention {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        let Some(session) = self.0.upgrade() else { return };
+        // Called while a log is locked: this schedules, and looks at no log.
+        session.table.lock().processes.values().for_each(|process| process.0.wake_consumer());
+    }
+}
+
 /// The pipe ends of a new process.
 struct Plumbing {
     ours: Pipes,
@@ -140,17 +162,21 @@ impl Session {
         let budget = host.budget(options.policy).child(options.bytes_per_session);
         let folder = host.session_folder(number);
         let disk = folder.as_ref().map(SessionDir::disk);
-        Self(Arc::new(SessionInner {
-            id: SessionId::random(),
-            number,
-            options,
-            host,
-            live: Arc::default(),
-            budget,
-            disk,
-            _folder: folder,
-            table: Mutex::default(),
-        }))
+        let inner = Arc::new_cyclic(|this| {
+            budget.set_contention_waker(Waker::from(Arc::new(Contention(Weak::clone(this)))));
+            SessionInner {
+                id: SessionId::random(),
+                number,
+                options,
+                host,
+                live: Arc::default(),
+                budget,
+                disk,
+                _folder: folder,
+                table: Mutex::default(),
+            }
+        });
+        Self(inner)
     }
 
     /// Its id.
@@ -225,7 +251,8 @@ impl Session {
 impl SessionInner {
     fn begin(&self, spec: SpawnSpec) -> Result<Process, SpawnError> {
         spec.check()?;
-        let place = Place::take(&self.live, self.options.max_processes, self.host.live(), self.host.max_processes())?;
+        let place =
+            Place::take(&self.live, self.options.max_processes, self.host.live(), self.host.max_processes())?;
         self.host.check_open_files()?;
         let link = self.keeper()?;
         let Plumbing { ours, stdin, theirs } = plumb(&spec, &self.host).map_err(resources)?;

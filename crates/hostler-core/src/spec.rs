@@ -275,7 +275,8 @@ mod tests {
 
     #[test]
     fn senseless_requests_are_named() {
-        let with_env = |name: &str, value: &str| SpawnSpec { env: vec![(name.into(), value.into())], ..spec(&["x"]) };
+        let with_env =
+            |name: &str, value: &str| SpawnSpec { env: vec![(name.into(), value.into())], ..spec(&["x"]) };
         let cases = [
             (spec(&[]), SpecError::NoProgram),
             (spec(&["", "a"]), SpecError::NoProgram),

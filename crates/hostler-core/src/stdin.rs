@@ -35,7 +35,9 @@ pub enum WriteError {
     #[error("the process has ended")]
     Ended,
     /// Too much waits already.
-    #[error("{waiting} bytes wait for the process to read, at most {MAX_WAITING} may: wait for those writes first")]
+    #[error(
+        "{waiting} bytes wait for the process to read, at most {MAX_WAITING} may: wait for those writes first"
+    )]
     Full {
         /// Bytes that wait now.
         waiting: usize,

@@ -36,7 +36,6 @@ impl Bereft {
     pub(super) fn leaf(&self) -> Option<&Leaf> {
         self.leaf.as_deref()
     }
-
 }
 
 #[derive(Debug)]
@@ -134,7 +133,8 @@ impl Family {
 
     /// Adopted processes of this owner, and everything below them. Call [`Family::refresh`] before.
     pub(super) fn adopted_of(&self, id: ProcessId) -> Vec<Member> {
-        let tops: Vec<i32> = self.adopted.iter().filter(|(_, a)| a.owner == Some(id)).map(|(pid, _)| *pid).collect();
+        let tops: Vec<i32> =
+            self.adopted.iter().filter(|(_, a)| a.owner == Some(id)).map(|(pid, _)| *pid).collect();
         with_descendants(tops)
     }
 
@@ -182,8 +182,10 @@ impl Family {
     pub(super) fn take_gone(&mut self) -> Vec<ProcessId> {
         let owners: HashSet<ProcessId> = self.adopted.values().filter_map(|a| a.owner).collect();
         let is_empty = |leaf: &Leaf| leaf.remove().is_ok() || !leaf.populated();
-        let gone = |id: &ProcessId, b: &Bereft| !owners.contains(id) && b.leaf.as_deref().is_none_or(is_empty);
-        let ids: Vec<ProcessId> = self.bereft.iter().filter(|(id, b)| gone(id, b)).map(|(id, _)| *id).collect();
+        let gone =
+            |id: &ProcessId, b: &Bereft| !owners.contains(id) && b.leaf.as_deref().is_none_or(is_empty);
+        let ids: Vec<ProcessId> =
+            self.bereft.iter().filter(|(id, b)| gone(id, b)).map(|(id, _)| *id).collect();
         for id in &ids {
             self.bereft.remove(id);
         }

@@ -116,7 +116,9 @@ impl Hunt {
 /// time then shows that the descriptor is of the process that was found.
 pub(super) fn signal_pinned(member: Member, number: i32) -> bool {
     let Some(pid) = rustix::process::Pid::from_raw(member.pid) else { return false };
-    let Ok(pidfd) = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()) else { return false };
+    let Ok(pidfd) = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()) else {
+        return false;
+    };
     let same = procfs::stat(member.pid).is_some_and(|stat| stat.start_time == member.start_time);
     same && signal::send_pidfd(pidfd.as_fd(), number).is_ok()
 }
@@ -129,7 +131,10 @@ mod tests {
         Member { pid, start_time: 1 }
     }
 
-    #[expect(clippy::disallowed_methods, reason = "any instant will do as the origin of the test's own clock")]
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "any instant will do as the origin of the test's own clock"
+    )]
     fn origin() -> Instant {
         Instant::now()
     }
@@ -146,7 +151,12 @@ mod tests {
         let pids = |list: &[i32]| Pids { total: list.len() as u32, pids: list.to_vec() };
         assert_eq!(
             hunt.receipt(vec![9]),
-            KeeperEvent::Done { ticket: 7, signalled: pids(&[5, 6]), survivors: pids(&[]), unattributed: pids(&[9]) }
+            KeeperEvent::Done {
+                ticket: 7,
+                signalled: pids(&[5, 6]),
+                survivors: pids(&[]),
+                unattributed: pids(&[9])
+            }
         );
     }
 

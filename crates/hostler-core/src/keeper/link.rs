@@ -163,10 +163,15 @@ impl KeeperLink {
         stdio: [OwnedFd; 3],
     ) -> io::Result<()> {
         let packet = packed(request.encode(), stdio.into())?;
-        self.push_spawn(packet, Some((id, client))).map_err(|KeeperLost| io::Error::from(io::ErrorKind::BrokenPipe))
+        self.push_spawn(packet, Some((id, client)))
+            .map_err(|KeeperLost| io::Error::from(io::ErrorKind::BrokenPipe))
     }
 
-    fn push_spawn(&self, packet: Packet, client: Option<(ProcessId, Arc<dyn KeeperClient>)>) -> Result<(), KeeperLost> {
+    fn push_spawn(
+        &self,
+        packet: Packet,
+        client: Option<(ProcessId, Arc<dyn KeeperClient>)>,
+    ) -> Result<(), KeeperLost> {
         let mut state = self.state.lock();
         if !matches!(state.phase, Phase::Up) {
             return Err(KeeperLost);

@@ -89,7 +89,8 @@ pub fn run_if_helper() {
         Err(error) => {
             let _ = rustix::io::write(
                 rustix::stdio::stderr(),
-                format!("error: {error}\nhint: hostler starts this helper itself; it is of no use by hand\n").as_bytes(),
+                format!("error: {error}\nhint: hostler starts this helper itself; it is of no use by hand\n")
+                    .as_bytes(),
             );
             2
         }
@@ -148,11 +149,17 @@ fn run_keeper() -> io::Result<()> {
     };
     become_helper(c"hostler-keeper")?;
     let _ = crate::sys::limits::raise_nofile();
-    let wake = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK)?;
+    let wake = rustix::event::eventfd(
+        0,
+        rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK,
+    )?;
     let shared = Arc::new(Shared { books: Mutex::default(), attempt: Attempt::default(), control, wake });
     let watcher = watcher::Watcher::new(Arc::clone(&shared), host.as_ref())?;
     let spawner = spawner::Spawner::new(requests, shared)?;
-    std::thread::Builder::new().name("spawner".to_owned()).stack_size(256 * 1024).spawn(move || spawner.run())?;
+    std::thread::Builder::new()
+        .name("spawner".to_owned())
+        .stack_size(256 * 1024)
+        .spawn(move || spawner.run())?;
     watcher.run();
     Ok(())
 }

@@ -101,7 +101,9 @@ impl Nursery {
 
     fn start_keeper(&mut self, serial: u64, mut fds: Fds) {
         let (Some(spawn), Some(control), Some(host)) = (fds.take(), fds.take(), fds.take()) else {
-            return self.outbox.push_back(NurseryEvent::KeeperFailed { serial, errno: libc::EPROTO }.encode());
+            return self
+                .outbox
+                .push_back(NurseryEvent::KeeperFailed { serial, errno: libc::EPROTO }.encode());
         };
         let argv = [c"hostler-keeper", &CString::new(KEEPER_ARGUMENT).unwrap_or_default()].map(CString::from);
         let argv = [argv[0].as_ptr(), argv[1].as_ptr(), std::ptr::null()];
@@ -121,7 +123,14 @@ impl Nursery {
                 self.keepers.insert(started.pid);
                 let event = NurseryEvent::KeeperStarted { serial, pid: started.pid }.encode();
                 // With its descriptor it cannot wait in the outbox; the host reads this socket whatever else it does.
-                if packet::send(self.host.as_fd(), &[IoSlice::new(&event)], &[started.pidfd.as_fd()], Wait::Block).is_err() {
+                if packet::send(
+                    self.host.as_fd(),
+                    &[IoSlice::new(&event)],
+                    &[started.pidfd.as_fd()],
+                    Wait::Block,
+                )
+                .is_err()
+                {
                     self.host_alive = false;
                 }
             }

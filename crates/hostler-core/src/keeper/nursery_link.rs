@@ -267,7 +267,8 @@ async fn listen(
 ) {
     let mut buffer = [0_u8; 64];
     loop {
-        let received = socket.async_io(Interest::READABLE, |fd| packet::receive(fd.as_fd(), &mut buffer, Wait::Never));
+        let received =
+            socket.async_io(Interest::READABLE, |fd| packet::receive(fd.as_fd(), &mut buffer, Wait::Never));
         let Ok(Some((len, fds))) = received.await else { break };
         let Some(link) = link.upgrade() else { break };
         match NurseryEvent::decode(&buffer[..len]) {
@@ -298,5 +299,8 @@ fn async_socket(socket: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
 }
 
 fn is_gone(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset | io::ErrorKind::NotConnected)
+    matches!(
+        error.kind(),
+        io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset | io::ErrorKind::NotConnected
+    )
 }

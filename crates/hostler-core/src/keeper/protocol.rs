@@ -26,7 +26,9 @@ pub const MAX_PIDS: usize = 4096;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ProtocolError {
     /// The peer speaks another version.
-    #[error("the peer speaks version {found} of the keeper protocol, this is version {VERSION}: use one build of hostler")]
+    #[error(
+        "the peer speaks version {found} of the keeper protocol, this is version {VERSION}: use one build of hostler"
+    )]
     Version {
         /// The peer's version.
         found: u16,

@@ -53,7 +53,10 @@ impl Spawner {
     pub(super) fn run(mut self) {
         loop {
             let mut buffer = std::mem::take(&mut self.buffer);
-            let Ok(Some((len, fds))) = packet::receive(self.requests.as_fd(), &mut buffer, Wait::Block) else { return };
+            let Ok(Some((len, fds))) = packet::receive(self.requests.as_fd(), &mut buffer, Wait::Block)
+            else {
+                return;
+            };
             if self.serve(&buffer[..len], fds).is_err() {
                 return;
             }
@@ -80,7 +83,9 @@ impl Spawner {
         match SpawnRequest::decode(bytes)? {
             SpawnRequest::Open(open) => self.open(&open),
             SpawnRequest::Spawn(spawn) => {
-                let [Some(stdin), Some(stdout), Some(stderr)] = stdio else { return Err(ProtocolError::Malformed) };
+                let [Some(stdin), Some(stdout), Some(stderr)] = stdio else {
+                    return Err(ProtocolError::Malformed);
+                };
                 self.spawn(&spawn, [stdin, stdout, stderr]);
             }
         }
@@ -95,7 +100,11 @@ impl Spawner {
             search_path: open.search_path.to_vec(),
             env: open.env.to_vec(),
             // A folder that cannot be made only costs the quick way to kill: the walk over descendants does the same.
-            group: if open.cgroup.is_empty() { None } else { SessionGroup::create(open.cgroup, open.session).ok() },
+            group: if open.cgroup.is_empty() {
+                None
+            } else {
+                SessionGroup::create(open.cgroup, open.session).ok()
+            },
         };
     }
 
@@ -146,7 +155,12 @@ impl Spawner {
         packet::send(self.shared.control.as_fd(), &[IoSlice::new(packet)], fds, Wait::Block)
     }
 
-    fn start(&mut self, spawn: &Spawn<'_>, stdio: &[OwnedFd; 3], leaf: Option<&Leaf>) -> Result<Started, FailedStart> {
+    fn start(
+        &mut self,
+        spawn: &Spawn<'_>,
+        stdio: &[OwnedFd; 3],
+        leaf: Option<&Leaf>,
+    ) -> Result<Started, FailedStart> {
         let marker = format!("{PROCESS_ID_VARIABLE}={}\0", spawn.id);
         let argv = pointers(spawn.argv);
         let envp = layered_env(&self.common.env, spawn.env, marker.as_bytes());

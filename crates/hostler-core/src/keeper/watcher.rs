@@ -21,11 +21,11 @@ use super::protocol::{Control, KeeperEvent, Pids, Scope};
 use crate::id::ProcessId;
 use crate::lifecycle::ExitStatus;
 use crate::sys::cgroup::Leaf;
+use crate::sys::clock;
 use crate::sys::packet::{self, Wait};
 use crate::sys::procfs;
 use crate::sys::signal::{self, Signal};
 use crate::sys::wait::{self, Ended, Usage};
-use crate::sys::clock;
 
 const CONTROL: u64 = 0;
 const CHILD: u64 = 1;
@@ -44,7 +44,13 @@ const UNATTENDED_LIMIT: Duration = Duration::from_secs(3600);
 enum Session {
     Open,
     /// Asked to end: SIGTERM is sent, SIGKILL follows.
-    Closing { ticket: u64, kill_at: Instant, limit: Duration, termed: BTreeSet<i32>, walk_at: Option<Instant> },
+    Closing {
+        ticket: u64,
+        kill_at: Instant,
+        limit: Duration,
+        termed: BTreeSet<i32>,
+        walk_at: Option<Instant>,
+    },
     /// Everything is being killed, or is dead.
     Ending,
 }
@@ -120,7 +126,9 @@ impl Watcher {
     fn deadline(&self) -> Option<Instant> {
         let hunts = self.hunts.iter().map(|(_, next)| *next);
         let close = match self.session {
-            Session::Closing { kill_at, walk_at, .. } => Some(walk_at.map_or(kill_at, |walk_at| walk_at.min(kill_at))),
+            Session::Closing { kill_at, walk_at, .. } => {
+                Some(walk_at.map_or(kill_at, |walk_at| walk_at.min(kill_at)))
+            }
             Session::Open | Session::Ending => None,
         };
         hunts.chain(close).min()
@@ -129,7 +137,10 @@ impl Watcher {
     fn wait(&mut self) {
         let timeout = self.deadline().map(|at| {
             let left = at.saturating_duration_since(clock::now());
-            Timespec { tv_sec: left.as_secs().try_into().unwrap_or(i64::MAX), tv_nsec: left.subsec_nanos().into() }
+            Timespec {
+                tv_sec: left.as_secs().try_into().unwrap_or(i64::MAX),
+                tv_nsec: left.subsec_nanos().into(),
+            }
         });
         let mut events = [const { MaybeUninit::uninit() }; 8];
         let Ok((ready, _)) = epoll::wait(&self.epoll, &mut events, timeout.as_ref()) else { return };
@@ -188,8 +199,11 @@ impl Watcher {
                 self.hunts.push((Hunt::new(ticket, Quarry::Process(id), now + limit), now));
             }
             Control::Close { ticket, grace, limit } => {
-                let (termed, walk_at) =
-                    if grace.is_zero() { (BTreeSet::new(), None) } else { (self.term_groups(), Some(now + WALK_AFTER)) };
+                let (termed, walk_at) = if grace.is_zero() {
+                    (BTreeSet::new(), None)
+                } else {
+                    (self.term_groups(), Some(now + WALK_AFTER))
+                };
                 self.session = Session::Closing { ticket, kill_at: now + grace, limit, termed, walk_at };
             }
         }
@@ -294,7 +308,9 @@ impl Watcher {
                     continue;
                 }
             };
-            let (Some(Root { id, pipes, leaf }), Some((status, usage))) = (root, wait::reap(pid)) else { break };
+            let (Some(Root { id, pipes, leaf }), Some((status, usage))) = (root, wait::reap(pid)) else {
+                break;
+            };
             let early = known == Known::Executing;
             exits.push(Exit { id, pid, pipes, leaf, early, status, usage });
             if early {
@@ -336,7 +352,9 @@ impl Watcher {
             let mut books = self.shared.books.lock();
             match books.early_exit {
                 EarlyExit::Reaped => return books.early_exit = EarlyExit::Ready(event.encode()),
-                EarlyExit::None | EarlyExit::StartSaid | EarlyExit::Ready(_) => books.early_exit = EarlyExit::None,
+                EarlyExit::None | EarlyExit::StartSaid | EarlyExit::Ready(_) => {
+                    books.early_exit = EarlyExit::None
+                }
             }
         }
         self.answer(event);
@@ -344,7 +362,10 @@ impl Watcher {
 
     /// SIGTERM to the rest after a moment, SIGKILL when the grace is over, or as soon as nobody needs it.
     fn close_step(&mut self) {
-        let Session::Closing { ticket, kill_at, limit, ref mut termed, ref mut walk_at } = self.session else { return };
+        let Session::Closing { ticket, kill_at, limit, ref mut termed, ref mut walk_at } = self.session
+        else {
+            return;
+        };
         let now = clock::now();
         let over = now >= kill_at || wait::peek_any() == Ended::NoChildren;
         if !over && walk_at.is_none_or(|at| now < at) {
@@ -393,7 +414,10 @@ impl Watcher {
     fn keep_after_the_last(&mut self) {
         if matches!(self.session, Session::Ending) && wait::peek_any() != Ended::NoChildren {
             let now = clock::now();
-            self.hunts.push((Hunt::new(0, Quarry::Everyone, now + UNATTENDED_LIMIT), now + Duration::from_millis(20)));
+            self.hunts.push((
+                Hunt::new(0, Quarry::Everyone, now + UNATTENDED_LIMIT),
+                now + Duration::from_millis(20),
+            ));
         }
     }
 
@@ -432,8 +456,13 @@ impl Watcher {
         let wants_room = !self.outbox.is_empty();
         if wants_room != self.waiting_for_room && self.host_alive {
             self.waiting_for_room = wants_room;
-            let flags = if wants_room { epoll::EventFlags::IN | epoll::EventFlags::OUT } else { epoll::EventFlags::IN };
-            let _ = epoll::modify(&self.epoll, &self.shared.control, epoll::EventData::new_u64(CONTROL), flags);
+            let flags = if wants_room {
+                epoll::EventFlags::IN | epoll::EventFlags::OUT
+            } else {
+                epoll::EventFlags::IN
+            };
+            let _ =
+                epoll::modify(&self.epoll, &self.shared.control, epoll::EventData::new_u64(CONTROL), flags);
         }
     }
 }

@@ -142,16 +142,22 @@ fn give(
     let stream = due.stream;
     log.read_with(|log| {
         let run = usize::try_from(due.run_end.saturating_sub(at)).unwrap_or(usize::MAX).min(CHUNK_BYTES);
-        let mut hand_out = |bytes: &[u8], flush| at + take(Chunk { stream, bytes, flush }).min(bytes.len()) as u64;
-        let position = match log.view(at, if due.flush == Flush::Lines { run } else { usize::MAX }, scratch)? {
-            View::Bytes(bytes) => hand_out(bytes, due.flush),
-            View::Hole(hole) => {
-                tracing::error!(bytes = hole.to - at, "captured output can no longer be read from the disk");
-                hole.to
-            }
-            View::Pending | View::End => at,
-        };
-        let position = if position > at { position } else { give_long_line(log, at, longest_line, scratch, hand_out)? };
+        let mut hand_out =
+            |bytes: &[u8], flush| at + take(Chunk { stream, bytes, flush }).min(bytes.len()) as u64;
+        let position =
+            match log.view(at, if due.flush == Flush::Lines { run } else { usize::MAX }, scratch)? {
+                View::Bytes(bytes) => hand_out(bytes, due.flush),
+                View::Hole(hole) => {
+                    tracing::error!(
+                        bytes = hole.to - at,
+                        "captured output can no longer be read from the disk"
+                    );
+                    hole.to
+                }
+                View::Pending | View::End => at,
+            };
+        let position =
+            if position > at { position } else { give_long_line(log, at, longest_line, scratch, hand_out)? };
         log.take(position);
         Ok(position)
     })

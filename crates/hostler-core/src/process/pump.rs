@@ -210,7 +210,8 @@ impl Pump {
     }
 
     fn watch(&mut self, stream: Stream) {
-        let Some(Reading { stream, pipe: Pipe::Unwatched(fd), paused }) = self.slot(stream).take_if(|r| r.is_unwatched())
+        let Some(Reading { stream, pipe: Pipe::Unwatched(fd), paused }) =
+            self.slot(stream).take_if(|r| r.is_unwatched())
         else {
             return;
         };
@@ -219,7 +220,9 @@ impl Pump {
             Err(error) => {
                 // The kernel has no room for one more watch: output that cannot be read must not hold the process.
                 tracing::error!(%error, "a process's output cannot be watched, the process is killed");
-                let _ = self.process.step(Input::Stop { cause: StopCause::Cancel, grace: std::time::Duration::ZERO });
+                let _ = self
+                    .process
+                    .step(Input::Stop { cause: StopCause::Cancel, grace: std::time::Duration::ZERO });
                 self.stream_ended(stream);
             }
         }
@@ -262,7 +265,8 @@ impl Pump {
             log.end();
         }
         let held = self.stdout.is_some() || self.stderr.is_some();
-        let remains = if held || self.process.has_survivors() { Remains::Lingerers } else { Remains::Nothing };
+        let remains =
+            if held || self.process.has_survivors() { Remains::Lingerers } else { Remains::Nothing };
         let _ = self.process.step(Input::Drained(remains));
     }
 
@@ -353,7 +357,10 @@ fn other(stream: Stream) -> Stream {
 #[derive(Debug)]
 enum Outcome {
     /// So many bytes; `dry` when there are no more for now.
-    Read { bytes: usize, dry: bool },
+    Read {
+        bytes: usize,
+        dry: bool,
+    },
     Dry,
     /// The quota is used up.
     NoRoom,

@@ -200,7 +200,9 @@ struct ChildContext<'a> {
 /// with whoever may be about to signal it.
 pub fn start(plan: &ExecPlan<'_>, stack: &mut ChildStack, attempt: &Attempt) -> Result<Started, FailedStart> {
     attempt.begin();
-    debug_assert!(plan.argv.last().is_some_and(|p| p.is_null()) && plan.envp.last().is_some_and(|p| p.is_null()));
+    debug_assert!(
+        plan.argv.last().is_some_and(|p| p.is_null()) && plan.envp.last().is_some_and(|p| p.is_null())
+    );
     let mut context = ChildContext {
         plan,
         attempt,
@@ -223,7 +225,12 @@ pub fn start(plan: &ExecPlan<'_>, stack: &mut ChildStack, attempt: &Attempt) -> 
 
 const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
 
-fn vfork(cgroup: Option<RawFd>, stack: &mut ChildStack, attempt: &Attempt, arg: *mut c_void) -> Result<i32, i32> {
+fn vfork(
+    cgroup: Option<RawFd>,
+    stack: &mut ChildStack,
+    attempt: &Attempt,
+    arg: *mut c_void,
+) -> Result<i32, i32> {
     let flags = (libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_PIDFD | libc::CLONE_PARENT_SETTID) as u64;
     let mut args = libc::clone_args {
         flags: flags | if cgroup.is_some() { CLONE_INTO_CGROUP } else { 0 },

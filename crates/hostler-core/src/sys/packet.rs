@@ -31,7 +31,12 @@ pub enum Wait {
 /// # Errors
 /// `WouldBlock` with [`Wait::Never`] when the socket is full, `BrokenPipe` when the peer is gone, `EMSGSIZE` when the
 /// packet is larger than the socket takes.
-pub fn send(socket: BorrowedFd<'_>, parts: &[IoSlice<'_>], fds: &[BorrowedFd<'_>], wait: Wait) -> io::Result<()> {
+pub fn send(
+    socket: BorrowedFd<'_>,
+    parts: &[IoSlice<'_>],
+    fds: &[BorrowedFd<'_>],
+    wait: Wait,
+) -> io::Result<()> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
@@ -107,7 +112,8 @@ mod tests {
     fn a_packet_arrives_whole_with_its_descriptors() {
         let (a, b) = pair().unwrap();
         let (r, w) = rustix::pipe::pipe().unwrap();
-        send(a.as_fd(), &[IoSlice::new(b"he"), IoSlice::new(b"llo")], &[r.as_fd(), w.as_fd()], Wait::Block).unwrap();
+        send(a.as_fd(), &[IoSlice::new(b"he"), IoSlice::new(b"llo")], &[r.as_fd(), w.as_fd()], Wait::Block)
+            .unwrap();
         let mut buffer = [0; 16];
         let (n, mut fds) = receive(b.as_fd(), &mut buffer, Wait::Never).unwrap().unwrap();
         assert_eq!(&buffer[..n], b"hello");

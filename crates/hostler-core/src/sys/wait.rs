@@ -28,7 +28,12 @@ pub enum Ended {
     NoChildren,
 }
 
-fn waitid(id_type: libc::idtype_t, id: i32, options: i32, usage: Option<&mut libc::rusage>) -> io::Result<(i32, i32, i32)> {
+fn waitid(
+    id_type: libc::idtype_t,
+    id: i32,
+    options: i32,
+    usage: Option<&mut libc::rusage>,
+) -> io::Result<(i32, i32, i32)> {
     let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
     let usage = usage.map_or(std::ptr::null_mut(), std::ptr::from_mut);
     // SAFETY: `info` and `usage` are valid for writing or null; the raw call takes a fifth argument for the usage.
@@ -55,7 +60,8 @@ pub fn peek_any() -> Ended {
 }
 
 fn duration(t: libc::timeval) -> Duration {
-    Duration::from_secs(t.tv_sec.try_into().unwrap_or(0)) + Duration::from_micros(t.tv_usec.try_into().unwrap_or(0))
+    Duration::from_secs(t.tv_sec.try_into().unwrap_or(0))
+        + Duration::from_micros(t.tv_usec.try_into().unwrap_or(0))
 }
 
 /// User and system time of this process (`RUSAGE_SELF`) or of what it has waited for (`RUSAGE_CHILDREN`).

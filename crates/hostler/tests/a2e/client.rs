@@ -176,6 +176,11 @@ impl Client {
         }
     }
 
+    /// Whether the answer to a request is among what has come so far.
+    pub(crate) fn has_reply(&self, id: &str) -> bool {
+        self.kept.iter().any(|message| message.answers(id))
+    }
+
     /// The next event of a process.
     pub(crate) fn event(&mut self, proc: &Proc) -> Event {
         let what = format!("an event of {proc:?}");
@@ -325,6 +330,11 @@ impl Client {
         assert_eq!(reply["type"], "pong", "{reply}");
     }
 
+    /// Drops what came while something else was awaited.
+    pub(crate) fn forget_kept(&mut self) {
+        self.kept.clear();
+    }
+
     pub(crate) fn close_input(&mut self) {
         self.to = None;
     }
@@ -335,7 +345,7 @@ impl Client {
 
     /// The reading end, with what was read of it and belongs to nobody yet, for a reader that counts bytes.
     pub(crate) fn take_output(&mut self) -> (OwnedFd, Vec<u8>) {
-        assert_eq!(self.kept, [], "all messages were looked at");
+        assert!(self.kept.is_empty(), "{} messages were not looked at", self.kept.len());
         (self.from.take().unwrap(), std::mem::take(&mut self.received))
     }
 

@@ -1,1 +1,174 @@
-//! todo
+//! Limits: of open files, of processes, of what a host remembers.
+
+use std::collections::HashSet;
+
+use serde_json::{Value, json};
+
+use crate::client::{Client, Data, Innocent, Message, Proc, until};
+use crate::host::{Host, Setup};
+
+fn is_proc_limit(reply: &Value) -> bool {
+    assert_eq!((&reply["ok"], &reply["proc_id"]), (&json!(false), &json!("")), "{reply}");
+    reply["error"].as_str().unwrap().starts_with("proc_limit")
+}
+
+/// Spawns processes that echo until one is refused, which must be for want of room.
+fn fill(host: &Host, client: &mut Client) -> Vec<Proc> {
+    let command = host.evil_command(&["echo"]);
+    let mut procs = Vec::new();
+    loop {
+        assert!(procs.len() < 300, "no limit was met");
+        let id = client.send_spawn(&command, json!({}));
+        let reply = client.reply(&id);
+        if reply["ok"] == false {
+            assert!(is_proc_limit(&reply), "{reply}");
+            return procs;
+        }
+        let pid = i32::try_from(reply["pid"].as_i64().unwrap()).unwrap();
+        procs.push(Proc { id: reply["proc_id"].as_str().unwrap().to_owned(), pid, req_id: id });
+    }
+}
+
+#[test]
+fn too_few_descriptors_are_a_proc_limit_and_the_host_lives_on() {
+    for limit in [80, 120, 200] {
+        let setup = Setup::new("few descriptors").open_files(limit).flag("--max-processes=1000");
+        let (host, mut client) = setup.start_greeted();
+        let mut innocent = Innocent::start(&host, &mut client);
+        let mut before = None;
+        for _ in 0..3 {
+            let procs = fill(&host, &mut client);
+            assert!(before.is_none_or(|before| before == procs.len()), "as many as before: {before:?}, {}", procs.len());
+            before = Some(procs.len());
+            for proc in &procs {
+                assert_eq!(client.text(proc), "ready\n");
+                assert_eq!(client.write_to(proc, "hello\n")["ok"], true);
+                assert_eq!(client.text(proc), "hello\n");
+            }
+            innocent.answers(&mut client);
+            for proc in &procs {
+                assert_eq!(client.kill(proc, "SIGKILL")["state"], "killed");
+                assert_eq!(client.finish(proc).end, Data::Killed);
+            }
+        }
+        assert!(before > Some(2), "with {limit} descriptors: {before:?}");
+        innocent.answers(&mut client);
+        host.end(client);
+    }
+}
+
+#[test]
+fn no_room_for_a_single_process_is_said_too() {
+    let (host, mut client) = Setup::new("no descriptors").open_files(48).start_greeted();
+    assert_eq!(fill(&host, &mut client).len(), 0);
+    client.ping();
+    host.end(client);
+}
+
+#[test]
+fn a_burst_never_slips_through_the_quota() {
+    let (host, mut client) = Setup::new("burst").start_greeted();
+    let command = host.evil_command(&["pause"]);
+    for round in 0..2 {
+        let lines: Vec<Vec<u8>> =
+            (0..300).map(|_| client.line("proc/spawn/req", json!({"cmd": command})).1).collect();
+        client.write(&lines.concat());
+        let (mut started, mut refused) = (Vec::new(), 0);
+        while started.len() + refused < 300 {
+            match client.next().unwrap() {
+                Message::Reply(reply) if reply["ok"] == true => {
+                    let text = |field: &str| reply[field].as_str().unwrap().to_owned();
+                    started.push(Proc { id: text("proc_id"), pid: 0, req_id: text("req_id") });
+                }
+                Message::Reply(reply) => {
+                    assert!(is_proc_limit(&reply), "{reply}");
+                    refused += 1;
+                }
+                Message::Event(event) => assert_eq!(event.data, Data::Text("ready\n".into())),
+            }
+        }
+        assert_eq!((started.len(), refused), (64, 236), "round {round}");
+        assert_eq!(host.token().pids().len(), 65, "64 and the host");
+        for proc in &started {
+            client.send("proc/kill/req", json!({"proc_id": proc.id, "signal": "SIGKILL"}));
+        }
+        for proc in &started {
+            while client.event(proc).data != Data::Killed {}
+        }
+        client.ping();
+        client.forget_kept();
+    }
+    host.end(client);
+}
+
+#[test]
+fn the_place_of_a_process_is_free_before_its_last_event() {
+    let (host, mut client) = Setup::new("one place").flag("--max-processes=1").start_greeted();
+    let command = host.evil_command(&["exit", "3"]);
+    for _ in 0..300 {
+        let proc = client.spawn(&command);
+        assert_eq!(client.finish(&proc).end, Data::Code(3));
+    }
+    for signal in ["SIGKILL", "SIGTERM"].repeat(20) {
+        let proc = client.evil(&host, &["pause"]);
+        client.send("proc/kill/req", json!({"proc_id": proc.id, "signal": signal}));
+        assert_eq!(client.finish(&proc).end, Data::Killed);
+    }
+    host.end(client);
+}
+
+#[test]
+fn what_lingers_keeps_its_place_until_it_is_killed() {
+    let (host, mut client) = Setup::new("lingering place").flag("--max-processes=1").start_greeted();
+    let linger = client.spawn(&host.evil_command(&["linger", "silent", "60"]));
+    assert_eq!(client.finish(&linger).end, Data::Code(3));
+    assert_eq!(fill(&host, &mut client).len(), 0, "a descendant lives");
+    client.kill(&linger, "SIGKILL");
+    until("the host alone", || match host.token().pids().as_slice() {
+        [pid] if *pid == host.pid() => Ok(()),
+        pids => Err(pids.to_vec()),
+    });
+    let proc = client.evil(&host, &["exit", "0"]);
+    assert_eq!(client.finish(&proc).end, Data::Code(0));
+    host.end(client);
+}
+
+#[test]
+fn a_thousand_processes_leave_nothing_in_the_host_but_what_it_remembers() {
+    const ALL: usize = 1300;
+    let (host, mut client) = Setup::new("thousand").start_greeted();
+    let command = host.evil_command(&["exit", "0"]);
+    let mut procs = Vec::new();
+    let mut early = None;
+    for number in 0..ALL {
+        let proc = client.spawn(&command);
+        assert_eq!(client.finish(&proc).end, Data::Code(0));
+        procs.push(proc);
+        if number == ALL / 10 {
+            let keepers: Vec<_> = host.helpers().iter().map(|helper| (helper.pid, fds(helper.pid))).collect();
+            early = Some((host.rss_kib(), host.fd_count(), keepers));
+        }
+    }
+    let (rss, descriptors, helpers) = early.unwrap();
+    assert!(host.rss_kib() <= rss + 32 * 1024, "from {rss} to {} KiB", host.rss_kib());
+    assert!(host.fd_count() <= descriptors + 2, "from {descriptors} to {} descriptors", host.fd_count());
+    for (pid, before) in helpers {
+        assert!(fds(pid) <= before + 2, "from {before} to {} descriptors in a helper", fds(pid));
+    }
+
+    let reply = client.call("proc/status/req", json!({}));
+    let listed: Vec<&str> = reply["procs"].as_array().unwrap().iter().map(|p| p["proc_id"].as_str().unwrap()).collect();
+    let expected: Vec<&str> = procs[ALL - listed.len()..].iter().map(|proc| proc.id.as_str()).collect();
+    assert_eq!(listed, expected, "the last ones, in order of their start");
+    assert!((1024..1200).contains(&listed.len()), "{} are known", listed.len());
+    let known: HashSet<String> = listed.into_iter().map(str::to_owned).collect();
+    for proc in procs.iter().step_by(50) {
+        let expected = if known.contains(&proc.id) { "completed" } else { "not_found" };
+        assert_eq!(client.status(proc), expected);
+    }
+    host.end(client);
+}
+
+fn fds(pid: i32) -> usize {
+    hostler_testkit::fd_count(pid).unwrap()
+}

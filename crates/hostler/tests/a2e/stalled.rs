@@ -1,1 +1,157 @@
-//! todo
+//! A client that reads slowly or not at all for a while: processes wait, memory and disk stay bounded, nothing is lost.
+
+use std::collections::HashMap;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::time::{Duration, SystemTime};
+
+use hostler_testkit::numbered::LINE_BYTES;
+use hostler_testkit::{ProcessInfo, wait_until};
+use serde_json::json;
+
+use crate::client::{Client, Innocent, until};
+use crate::host::{Host, LONG, Setup};
+use crate::raw::{Raw, RawData, RawReader};
+
+const MIB: u64 = 1 << 20;
+
+/// Bytes that the files below a folder take, the lock of the host aside.
+pub(crate) fn disk_bytes(folder: &Path) -> u64 {
+    let Ok(entries) = fs::read_dir(folder) else { return 0 };
+    entries
+        .flatten()
+        .map(|entry| match entry.metadata() {
+            Ok(data) if data.is_dir() => disk_bytes(&entry.path()),
+            Ok(_) if entry.file_name() == "lock" => 0,
+            Ok(data) => data.blocks() * 512,
+            // Gone since it was listed.
+            Err(_) => 0,
+        })
+        .sum()
+}
+
+/// Waits until what lies on the disk does not change any more, as every process waits for the client.
+pub(crate) fn wait_until_all_wait(host: &Host) -> u64 {
+    let mut before = None;
+    wait_until("a spool that does not grow", LONG, || {
+        let pids = host.token().pids();
+        let now = (disk_bytes(&host.env().state_home()), cpu_ticks(&pids));
+        // Two looks in a row are up to 20 ms apart: whoever can write has written or used time by then.
+        let same = before.replace(now) == Some(now);
+        if same && all_sleep(&pids) { Ok(now.0) } else { Err(now) }
+    })
+}
+
+fn all_sleep(pids: &[i32]) -> bool {
+    pids.iter().all(|pid| ProcessInfo::of(*pid).is_none_or(|process| process.state == 'S'))
+}
+
+/// Processor time that these have used so far.
+fn cpu_ticks(pids: &[i32]) -> u64 {
+    let ticks = |pid: &i32| {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_ascii_whitespace().collect();
+        Some(fields.get(11)?.parse::<u64>().ok()? + fields.get(12)?.parse::<u64>().ok()?)
+    };
+    pids.iter().filter_map(ticks).sum()
+}
+
+/// Reads the answers to so many spawn requests for floods of so many bytes, all that these print, and their ends.
+pub(crate) fn read_floods(client: &mut Client, count: usize, bytes: u64, mut look: impl FnMut(u64)) {
+    let mut reader = RawReader::of(client);
+    // The number of the next line, once the process has said that it is ready.
+    let mut next: HashMap<String, Option<u64>> = HashMap::new();
+    let (mut ended, mut total) = (0, 0);
+    while ended < count {
+        let (proc_id, data) = match reader.next() {
+            Raw::Event { proc_id, data, .. } => (proc_id, data),
+            Raw::Reply(reply) => {
+                assert_eq!(reply["ok"], true, "{reply}");
+                next.insert(reply["proc_id"].as_str().unwrap().to_owned(), None);
+                continue;
+            }
+        };
+        let next = next.get_mut(proc_id).expect("the answer comes before the first event");
+        match (data, next) {
+            (RawData::Text(br"ready\\n"), next @ None) => *next = Some(0),
+            (RawData::Text(_), Some(next)) => {
+                assert!(data.is_line(*next), "{data:?} is not line {next} of {proc_id}");
+                *next += 1;
+                total += 1;
+                look(total);
+            }
+            (end, next) => {
+                let seen = next.map(|next| next * LINE_BYTES as u64);
+                assert_eq!((end, seen), (RawData::Code("0"), Some(bytes)), "{proc_id}");
+                ended += 1;
+            }
+        }
+    }
+    reader.give_back(client);
+}
+
+#[test]
+fn a_client_that_stops_reading_for_a_while_gets_everything_in_order() {
+    const FLOODS: usize = 3;
+    const QUOTA: u64 = 2 * MIB;
+    const BYTES: u64 = 80 * 100_000;
+    const PAUSE: Duration = Duration::from_secs(3);
+    let setup = Setup::new("stopped reading").variable("HOSTLER_RUNTIME_OUTPUT_RELAY_BYTES_PER_PROCESS", QUOTA.to_string());
+    let (host, mut client) = setup.start_greeted();
+    let mut innocent = Innocent::start(&host, &mut client);
+    let flood = host.evil_command(&["flood", &BYTES.to_string()]);
+    for _ in 0..FLOODS {
+        client.send_spawn(&flood, json!({}));
+    }
+    until("spools of all", || match disk_bytes(&host.env().state_home()) {
+        enough if enough >= FLOODS as u64 * QUOTA / 2 => Ok(()),
+        few => Err(few),
+    });
+    wait_until_all_wait(&host);
+    let rss = host.rss_kib();
+    let began = SystemTime::now();
+    wait_until("the end of the pause", LONG, || {
+        assert!(disk_bytes(&host.env().state_home()) <= FLOODS as u64 * QUOTA);
+        assert!(host.rss_kib() <= rss + 4 * 1024, "memory grows while nobody reads");
+        began.elapsed().is_ok_and(|paused| paused >= PAUSE)
+    });
+    read_floods(&mut client, FLOODS, BYTES, |_| ());
+    assert!(host.rss_kib() < rss + 32 * 1024, "from {rss} to {} KiB", host.rss_kib());
+    innocent.answers(&mut client);
+    let left = disk_bytes(&host.env().state_home());
+    assert!(left <= 64 * 1024, "{left} bytes on the disk: space behind the reader is given back");
+    host.end(client);
+}
+
+/// 500 MB in a build without optimisation, where the host is much slower, else 2 GB; HOSTLER_TEST_BYTES for more by hand.
+fn volume() -> u64 {
+    let by_hand = std::env::var("HOSTLER_TEST_BYTES").ok().map(|bytes| bytes.parse().unwrap());
+    let bytes: u64 = by_hand.unwrap_or(if cfg!(debug_assertions) { 500_000_000 } else { 2_000_000_000 });
+    bytes / LINE_BYTES as u64 * LINE_BYTES as u64
+}
+
+#[test]
+fn gigabytes_through_one_process_never_stall_and_cost_no_memory() {
+    let (host, mut client) = Setup::new("volume").start_greeted();
+    let began = SystemTime::now();
+    let bytes = volume();
+    client.send_spawn(&host.evil_command(&["flood", &bytes.to_string()]), json!({}));
+    let lines = bytes / LINE_BYTES as u64;
+    let (mut rss_early, mut rss_peak, mut disk_peak) = (0, 0, 0);
+    let state = host.env().state_home();
+    read_floods(&mut client, 1, bytes, |seen| {
+        if seen % (lines / 1000).max(1) == 0 {
+            disk_peak = disk_peak.max(disk_bytes(&state));
+            rss_peak = rss_peak.max(host.rss_kib());
+            if seen <= lines / 10 {
+                rss_early = rss_early.max(host.rss_kib());
+            }
+        }
+    });
+    let took = began.elapsed().unwrap();
+    println!("{bytes} bytes in {took:?}; at most {rss_peak} KiB of memory, {disk_peak} bytes on the disk");
+    assert!(rss_peak <= rss_early + 32 * 1024, "memory grows from {rss_early} to {rss_peak} KiB");
+    assert!(disk_peak <= 16 * MIB, "{disk_peak} bytes on the disk");
+    host.end(client);
+}
