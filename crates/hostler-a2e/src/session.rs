@@ -14,8 +14,8 @@ use std::time::{Duration, Instant, SystemTime};
 use hostler_core::sys::clock;
 use hostler_core::sys::signal::Signal;
 use hostler_core::{
-    Chunk, End, Exit, ExitStatus, Limit, Outcome, Outputs, Process, ProcessId, Pulled, Session, Signalled, SpawnError,
-    SpawnSpec, Status, StderrMode, StdinMode, Then, WriteError,
+    Chunk, End, Exit, ExitStatus, Limit, Outcome, Outputs, Process, ProcessId, Pulled, Session, Signalled,
+    SpawnError, SpawnSpec, Status, StderrMode, StdinMode, Then, WriteError,
 };
 use tokio::sync::mpsc;
 
@@ -24,11 +24,14 @@ use crate::codec::Item;
 use crate::encode::{EventEncoder, Flush, MAX_EVENT_BYTES, Stream};
 use crate::protocol::{Connection, KillSignal, SpawnRequest, StdinSource, Step};
 use crate::wire::{
-    Fate, MessageIds, ProcId, ProcStatus, Reply, ReqId, SessionId, SpawnRefusal, Timestamp, WriteRefusal, shell_quoted,
+    Fate, MessageIds, ProcId, ProcStatus, Reply, ReqId, SessionId, SpawnRefusal, Timestamp, WriteRefusal,
+    shell_quoted,
 };
 
 /// How long the answer to a kill waits for the end of the process.
 const KILL_PATIENCE: Duration = Duration::from_secs(2);
+/// How long the end of a process may stay unknown after its pipes were closed by it.
+const LAST_BREATH: Duration = Duration::from_millis(200);
 /// The most bytes of output that one turn of a process encodes, before others get theirs.
 const TURN_BYTES: usize = 64 * 1024;
 /// Between two tries to read back output that the disk would not give.
@@ -204,7 +207,8 @@ impl A2eSession {
             }
             Step::Write { req_id, proc_id, data, eof } => {
                 let asked = asked(&req_id, proc_id.as_str());
-                self.write(asked, proc_id, &data, eof, out);
+                let then = if eof { Then::Close } else { Then::KeepOpen };
+                self.write(asked, proc_id, &data, then, out);
             }
             Step::Kill { req_id, proc_id, signal } => {
                 let asked = asked(&req_id, proc_id.as_str());
@@ -320,20 +324,26 @@ impl A2eSession {
         });
     }
 
-    fn write(&mut self, asked: Asked, proc_id: ProcId, data: &str, eof: bool, out: &mut Vec<u8>) {
+    fn write(&mut self, asked: Asked, proc_id: ProcId, data: &str, then: Then, out: &mut Vec<u8>) {
         let Some(process) = self.find(&proc_id) else {
             let reply = Reply::write_refused(asked.req_id.clone(), proc_id, &WriteRefusal::UnknownProc);
             return self.answer(&reply, &asked, out);
         };
         let pid = pid_of(&process);
-        let writing = process.write(data.as_bytes(), if eof { Then::Close } else { Then::KeepOpen });
-        if let Some(result) = writing.now() {
+        let writing = process.write(data.as_bytes(), then);
+        if let Some(result) = writing.now().filter(|result| *result != Err(WriteError::ClosedByProcess)) {
             return self.complete(Completion::Written { asked, proc_id, pid, result }, out);
         }
         let sender = self.done_sender.clone();
         self.under_way += 1;
         tokio::spawn(async move {
-            let result = writing.done().await;
+            let mut result = writing.done().await;
+            // A process that dies closes its pipes before anybody can hear of its end.
+            if result == Err(WriteError::ClosedByProcess)
+                && tokio::time::timeout(LAST_BREATH, process.ended()).await.is_ok()
+            {
+                result = Err(WriteError::Ended);
+            }
             let _ = sender.send(Completion::Written { asked, proc_id, pid, result });
         });
     }
@@ -422,18 +432,19 @@ impl A2eSession {
     fn pull(&mut self, process: &Process, out: &mut Vec<u8>) {
         let Some(Watched { encoder }) = self.watched.get_mut(&process.id()) else { return };
         encoder.set_time(now());
-        let pulled = process.pull(TURN_BYTES, MAX_EVENT_BYTES, &mut self.scratch, |Chunk { stream, bytes, flush }| {
-            let stream = match stream {
-                hostler_core::Stream::Stdout => Stream::Stdout,
-                hostler_core::Stream::Stderr => Stream::Stderr,
-            };
-            let flush = match flush {
-                hostler_core::Flush::Lines => Flush::None,
-                hostler_core::Flush::Piece => Flush::Piece,
-                hostler_core::Flush::End => Flush::End,
-            };
-            encoder.lines(stream, bytes, flush, out)
-        });
+        let pulled =
+            process.pull(TURN_BYTES, MAX_EVENT_BYTES, &mut self.scratch, |Chunk { stream, bytes, flush }| {
+                let stream = match stream {
+                    hostler_core::Stream::Stdout => Stream::Stdout,
+                    hostler_core::Stream::Stderr => Stream::Stderr,
+                };
+                let flush = match flush {
+                    hostler_core::Flush::Lines => Flush::None,
+                    hostler_core::Flush::Piece => Flush::Piece,
+                    hostler_core::Flush::End => Flush::End,
+                };
+                encoder.lines(stream, bytes, flush, out)
+            });
         match pulled {
             Ok(Pulled::More) => process.requeue(),
             Ok(Pulled::Idle) => {}
@@ -507,7 +518,9 @@ mod tests {
         let text = proc_id(id);
         assert_eq!(text.as_str(), "01234567-89ab-cdef-0123-456789abcdef");
         assert_eq!(process_id(&text), Some(id));
-        for bad in ["", "x", "0123456789abcdef0123456789abcdef", "01234567-89AB-cdef-0123-456789abcdef", "../x"] {
+        for bad in
+            ["", "x", "0123456789abcdef0123456789abcdef", "01234567-89AB-cdef-0123-456789abcdef", "../x"]
+        {
             assert_eq!(process_id(&ProcId::new(bad)), None, "{bad}");
         }
     }

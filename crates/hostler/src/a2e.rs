@@ -34,7 +34,11 @@ pub(crate) fn a2e_stdio(config: Config, inherited: Vec<(OsString, OsString)>) ->
     Ok(Status::Done.into())
 }
 
-async fn host(config: Config, inherited: Vec<(OsString, OsString)>, nursery: Nursery) -> anyhow::Result<Ending> {
+async fn host(
+    config: Config,
+    inherited: Vec<(OsString, OsString)>,
+    nursery: Nursery,
+) -> anyhow::Result<Ending> {
     let stop = StopSignals::listen().context("failed to listen for signals")?;
     let host = Host::start(nursery, host_options(&config, inherited)).context("failed to start")?;
     let session = host.open_session(SessionOptions {

@@ -3,9 +3,9 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use anyhow::{Context, Result};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 /// The host itself and those below it that run the same program: nursery and keepers, not what they started.
 pub(crate) fn own_processes(host: u32) -> Result<Vec<u32>> {

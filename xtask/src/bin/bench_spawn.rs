@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use hostler_core::{
-    CgroupUse, HelperProgram, Host, HostOptions, Nursery, Outcome, Session, SessionOptions, SpawnSpec, outcome,
+    CgroupUse, HelperProgram, Host, HostOptions, Nursery, Outcome, Session, SessionOptions, SpawnSpec,
+    outcome,
 };
 
 #[derive(Debug)]
@@ -28,7 +29,9 @@ fn arguments() -> Result<Arguments> {
     while let Some(word) = words.next() {
         match word.as_str() {
             "--cgroup" => arguments.cgroup = CgroupUse::Auto,
-            "--ballast-mib" => arguments.ballast_mib = words.next().context("a number is missing")?.parse()?,
+            "--ballast-mib" => {
+                arguments.ballast_mib = words.next().context("a number is missing")?.parse()?
+            }
             other => bail!("unknown argument {other}"),
         }
     }

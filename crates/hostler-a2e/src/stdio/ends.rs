@@ -1,15 +1,15 @@
 //! The two descriptors, whatever they are.
 
 use std::io::{self, Read, Write};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
 use hostler_core::sys::reactor;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::net::{RecvFlags, SendFlags};
-use tokio::io::{Interest, Ready};
 use tokio::io::unix::AsyncFd;
+use tokio::io::{Interest, Ready};
 use tokio::sync::{mpsc, oneshot};
 
 /// Chunks that a waiting thread may be ahead.
@@ -37,8 +37,16 @@ fn open(fd: &OwnedFd, flags: OFlags, interest: Interest) -> io::Result<Option<Ki
         // A description of our own: the flags of the one we got are shared with whoever else holds it.
         FileType::Fifo => {
             let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
-            let own = rustix::fs::open(path, flags | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY, Mode::empty());
-            Ok(own.ok().map(|own| reactor::register(own, interest)).transpose()?.map(|fd| Kind::Pipe(Arc::new(fd))))
+            let own = rustix::fs::open(
+                path,
+                flags | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY,
+                Mode::empty(),
+            );
+            Ok(own
+                .ok()
+                .map(|own| reactor::register(own, interest))
+                .transpose()?
+                .map(|fd| Kind::Pipe(Arc::new(fd))))
         }
         FileType::Socket => Ok(Some(Kind::Socket(Arc::new(reactor::register(fd.try_clone()?, interest)?)))),
         FileType::RegularFile
@@ -78,10 +86,9 @@ impl Input {
     pub(super) async fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         match &mut self.0 {
             Source::Polled(kind) => {
-                let socket = matches!(kind, Kind::Socket(_));
                 loop {
                     let mut ready = kind.ready().ready(Interest::READABLE).await?;
-                    match read_now(kind.ready().get_ref(), buffer, socket) {
+                    match read_now(kind, buffer) {
                         Err(error) if error.kind() == io::ErrorKind::WouldBlock => ready.clear_ready(),
                         // A short read has emptied it; what comes later is news to the reactor.
                         Ok(n) if n > 0 && n < buffer.len() => {
@@ -108,12 +115,13 @@ impl Input {
     }
 }
 
-fn read_now(fd: &OwnedFd, buffer: &mut [u8], socket: bool) -> io::Result<usize> {
+fn read_now(kind: &Kind, buffer: &mut [u8]) -> io::Result<usize> {
     loop {
-        let read = if socket {
-            rustix::net::recv(fd, &mut *buffer, RecvFlags::DONTWAIT).map(|(_, n)| n)
-        } else {
-            rustix::io::read(fd, &mut *buffer)
+        let read = match kind {
+            Kind::Socket(fd) => {
+                rustix::net::recv(fd.get_ref(), &mut *buffer, RecvFlags::DONTWAIT).map(|(_, n)| n)
+            }
+            Kind::Pipe(fd) => rustix::io::read(fd.get_ref(), &mut *buffer),
         };
         match read {
             Err(rustix::io::Errno::INTR) => {}
@@ -153,7 +161,10 @@ pub struct Output {
 enum Sink {
     Polled(Kind),
     /// Nothing is ever sent on `done`: it closes when the thread has ended.
-    Thread { chunks: mpsc::Sender<Vec<u8>>, done: oneshot::Receiver<()> },
+    Thread {
+        chunks: mpsc::Sender<Vec<u8>>,
+        done: oneshot::Receiver<()>,
+    },
 }
 
 impl Output {
@@ -200,9 +211,8 @@ impl Output {
     /// When the client is gone.
     pub(super) fn write_now(&mut self) -> io::Result<()> {
         let Sink::Polled(kind) = &self.sink else { return Ok(()) };
-        let socket = matches!(kind, Kind::Socket(_));
         while self.written < self.buffer.len() {
-            match write_some(kind.ready().get_ref(), &self.buffer[self.written..], socket) {
+            match write_some(kind, &self.buffer[self.written..]) {
                 Ok(n) => self.written += n,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
                 Err(error) => return Err(error),
@@ -219,11 +229,10 @@ impl Output {
     pub(super) async fn flush(&mut self) -> io::Result<()> {
         match &self.sink {
             Sink::Polled(kind) => {
-                let socket = matches!(kind, Kind::Socket(_));
                 let (buffer, written) = (&self.buffer, &mut self.written);
-                let write = |fd: &OwnedFd| {
+                let write = |_: &OwnedFd| {
                     while *written < buffer.len() {
-                        *written += write_some(fd, &buffer[*written..], socket)?;
+                        *written += write_some(kind, &buffer[*written..])?;
                     }
                     Ok(())
                 };
@@ -303,12 +312,13 @@ fn nobody_reads(fd: &OwnedFd) -> io::Result<bool> {
     Ok(state[0].revents().intersects(PollFlags::HUP | PollFlags::ERR))
 }
 
-fn write_some(fd: &OwnedFd, bytes: &[u8], socket: bool) -> io::Result<usize> {
+fn write_some(kind: &Kind, bytes: &[u8]) -> io::Result<usize> {
     loop {
-        let wrote = if socket {
-            rustix::net::send(fd.as_fd(), bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL)
-        } else {
-            rustix::io::write(fd, bytes)
+        let wrote = match kind {
+            Kind::Socket(fd) => {
+                rustix::net::send(fd.get_ref(), bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL)
+            }
+            Kind::Pipe(fd) => rustix::io::write(fd.get_ref(), bytes),
         };
         match wrote {
             Err(rustix::io::Errno::INTR) => {}

@@ -388,7 +388,9 @@ impl KeeperLink {
             state.phase = Phase::Lost;
             (expected, state.has_nursery)
         };
-        self.abandon_quietly(expected);
+        if !expected {
+            self.end_remains();
+        }
         if !expected && had_nursery {
             // The limit is for a nursery that was stopped or starved; its death ends the wait as well.
             let _ = tokio::time::timeout(SWEEP_LIMIT, self.wait_until_swept()).await;
@@ -409,9 +411,9 @@ impl KeeperLink {
     }
 
     /// A keeper that is lost for another reason than its death must not live on beside its replacement.
-    fn abandon_quietly(&self, expected: bool) {
+    fn end_remains(&self) {
         let pidfd = self.state.lock().pidfd.clone();
-        if let Some(pidfd) = pidfd.filter(|_| !expected) {
+        if let Some(pidfd) = pidfd {
             let _ = signal::send_pidfd(pidfd.as_fd(), libc::SIGKILL);
         }
     }

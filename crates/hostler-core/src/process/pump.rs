@@ -306,9 +306,12 @@ impl Pump {
     fn read_some(&mut self, stream: Stream) -> Outcome {
         let process = Arc::clone(&self.process);
         let Some(log) = process.log(stream) else { return Outcome::Dry };
-        let late = self.drained;
+        let timing = if self.drained { Timing::Late } else { Timing::InTime };
         let Some(reading) = self.slot(stream).as_mut() else { return Outcome::Dry };
-        let granted = if late { READ_BYTES } else { log.begin_read(READ_BYTES) };
+        let granted = match timing {
+            Timing::Late => READ_BYTES,
+            Timing::InTime => log.begin_read(READ_BYTES),
+        };
         if granted == 0 {
             return Outcome::NoRoom;
         }
@@ -320,7 +323,7 @@ impl Pump {
             Stream::Stdout => &self.stdout,
             Stream::Stderr => &self.stderr,
         };
-        slot.as_ref().map_or(Outcome::Dry, |reading| read_once(reading, log, granted, &self.seq, late))
+        slot.as_ref().map_or(Outcome::Dry, |reading| read_once(reading, log, granted, &self.seq, timing))
     }
 
     fn pause(&mut self, stream: Stream) {
@@ -347,6 +350,14 @@ impl Pump {
     }
 }
 
+/// Whether what is read belongs to the output that is reported.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Timing {
+    InTime,
+    /// It came after the end was reported.
+    Late,
+}
+
 fn other(stream: Stream) -> Stream {
     match stream {
         Stream::Stdout => Stream::Stderr,
@@ -367,7 +378,13 @@ enum Outcome {
     Ended,
 }
 
-fn read_once(reading: &Reading, log: &SharedLog, granted: usize, seq: &SeqCounter, late: bool) -> Outcome {
+fn read_once(
+    reading: &Reading,
+    log: &SharedLog,
+    granted: usize,
+    seq: &SeqCounter,
+    timing: Timing,
+) -> Outcome {
     SCRATCH.with_borrow_mut(|scratch| {
         let scratch = &mut scratch[..granted.min(READ_BYTES)];
         let (read, dry) = match &reading.pipe {
@@ -376,7 +393,7 @@ fn read_once(reading: &Reading, log: &SharedLog, granted: usize, seq: &SeqCounte
         };
         match read {
             Ok(0) => Outcome::Ended,
-            Ok(bytes) if late => {
+            Ok(bytes) if timing == Timing::Late => {
                 log.append_late(seq.next(), &scratch[..bytes]);
                 Outcome::Read { bytes, dry }
             }
@@ -385,7 +402,7 @@ fn read_once(reading: &Reading, log: &SharedLog, granted: usize, seq: &SeqCounte
                 Outcome::Read { bytes, dry }
             }
             Err(Errno::AGAIN) => {
-                if !late {
+                if timing == Timing::InTime {
                     // The grant goes back.
                     log.append(seq.next(), &[]);
                 }

@@ -91,9 +91,8 @@ pub fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8], wait: Wait) -> io::Res
         }
     };
     let mut fds = Fds::default();
-    let received = control.drain().flat_map(|m| match m {
-        RecvAncillaryMessage::ScmRights(rights) => rights.collect::<Vec<_>>(),
-        _ => Vec::new(),
+    let received = control.drain().flat_map(|message| {
+        if let RecvAncillaryMessage::ScmRights(rights) = message { rights.collect() } else { Vec::new() }
     });
     for (slot, fd) in fds.fds.iter_mut().zip(received) {
         *slot = Some(fd);

@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use hostler_core::sys::signal::Signal;
 use hostler_core::{
-    CgroupUse, Host, HostOptions, Nursery, Process, Receipt, Session, SessionOptions, Signalled, SpawnSpec, StopCause,
+    CgroupUse, Host, HostOptions, Nursery, Process, Receipt, Session, SessionOptions, Signalled, SpawnSpec,
+    StopCause,
 };
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 
@@ -20,7 +21,8 @@ fn main() {
     let cgroup = if std::env::args().any(|a| a == "--no-cgroup") { CgroupUse::Off } else { CgroupUse::Auto };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     runtime.block_on(async {
-        let host = Host::start(nursery, HostOptions { cgroup, ..HostOptions::default() }).expect("the host starts");
+        let host =
+            Host::start(nursery, HostOptions { cgroup, ..HostOptions::default() }).expect("the host starts");
         let embedder = Embedder { host, sessions: HashMap::new(), processes: HashMap::new() };
         embedder.run().await;
     });
@@ -34,7 +36,8 @@ struct Embedder {
 
 impl Embedder {
     async fn run(mut self) {
-        let mut term = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate()).expect("a handler");
+        let mut term =
+            tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate()).expect("a handler");
         let mut lines = BufReader::new(tokio::io::stdin()).lines();
         let mut stdout = tokio::io::stdout();
         loop {

@@ -16,7 +16,12 @@ fn is_refused(client: &mut Client, bytes: &[u8], code: &str, req_id: &str) {
     client.write(bytes);
     let shown = || String::from_utf8_lossy(&bytes[..bytes.len().min(120)]).into_owned();
     let Some(Message::Reply(reply)) = client.next() else { panic!("no reply to {}", shown()) };
-    assert_eq!((&reply["type"], &reply["code"], &reply["req_id"]), (&json!("error"), &json!(code), &json!(req_id)), "{}: {reply}", shown());
+    assert_eq!(
+        (&reply["type"], &reply["code"], &reply["req_id"]),
+        (&json!("error"), &json!(code), &json!(req_id)),
+        "{}: {reply}",
+        shown()
+    );
     let message = reply["message"].as_str().unwrap();
     assert!(!message.is_empty() && message.len() < 1000, "{}: {message}", shown());
 }
@@ -45,20 +50,47 @@ fn each_bad_line_gets_its_error_and_nobody_else_notices() {
         ("{\"type\":\"proc/spawn/req\",\"id\":\"a\",\"cmd\":\"ls\"}\n", "schema_violation", "a"),
         ("{\"type\":\"proc/spawn/req\",\"id\":\"a\",\"cmd\":[\"ls\",1]}\n", "schema_violation", "a"),
         ("{\"type\":\"proc/spawn/req\",\"id\":\"a\",\"cmd\":null}\n", "schema_violation", "a"),
-        ("{\"type\":\"proc/spawn/req\",\"id\":\"a\",\"cmd\":[\"ls\"],\"env\":{\"A\":1}}\n", "schema_violation", "a"),
+        (
+            "{\"type\":\"proc/spawn/req\",\"id\":\"a\",\"cmd\":[\"ls\"],\"env\":{\"A\":1}}\n",
+            "schema_violation",
+            "a",
+        ),
         ("{\"type\":\"proc/spawn/req\",\"id\":\"a\",\"cmd\":[\"ls\"],\"env\":[]}\n", "schema_violation", "a"),
-        ("{\"type\":\"proc/spawn/req\",\"id\":\"a\",\"cmd\":[\"ls\"],\"timeout\":\"1\"}\n", "schema_violation", "a"),
+        (
+            "{\"type\":\"proc/spawn/req\",\"id\":\"a\",\"cmd\":[\"ls\"],\"timeout\":\"1\"}\n",
+            "schema_violation",
+            "a",
+        ),
         ("{\"type\":\"proc/spawn/req\",\"id\":\"a\",\"cmd\":[\"ls\"],\"cwd\":7}\n", "schema_violation", "a"),
-        ("{\"type\":\"proc/write/req\",\"id\":\"a\",\"proc_id\":\"x\",\"data\":5}\n", "schema_violation", "a"),
-        ("{\"type\":\"proc/write/req\",\"id\":\"a\",\"proc_id\":\"x\",\"data\":\"\",\"eof\":\"yes\"}\n", "schema_violation", "a"),
+        (
+            "{\"type\":\"proc/write/req\",\"id\":\"a\",\"proc_id\":\"x\",\"data\":5}\n",
+            "schema_violation",
+            "a",
+        ),
+        (
+            "{\"type\":\"proc/write/req\",\"id\":\"a\",\"proc_id\":\"x\",\"data\":\"\",\"eof\":\"yes\"}\n",
+            "schema_violation",
+            "a",
+        ),
         ("{\"type\":\"proc/kill/req\",\"id\":\"a\",\"proc_id\":{}}\n", "schema_violation", "a"),
         ("{\"type\":\"proc/status/req\",\"id\":\"a\",\"proc_id\":null}\n", "schema_violation", "a"),
         (&(deep("[", "]") + "\n"), "invalid_message", ""),
         (&("[".repeat(100_000) + "\n"), "parse_error", ""),
         (&format!("{{\"type\":\"ping\",\"id\":\"a\",\"x\":{}}}\n", deep("[", "]")), "parse_error", ""),
-        (&format!("{{\"type\":\"ping\",\"id\":\"a\",\"x\":{}}}\n", deep("{\"a\":", "}").replace(":}", ":1}")), "parse_error", ""),
+        (
+            &format!(
+                "{{\"type\":\"ping\",\"id\":\"a\",\"x\":{}}}\n",
+                deep("{\"a\":", "}").replace(":}", ":1}")
+            ),
+            "parse_error",
+            "",
+        ),
         (&("x".repeat(17 * MIB) + "\n"), "invalid_message", ""),
-        (&format!("{{\"type\":\"ping\",\"id\":\"a\",\"x\":\"{}\"}}\n", "y".repeat(17 * MIB)), "invalid_message", ""),
+        (
+            &format!("{{\"type\":\"ping\",\"id\":\"a\",\"x\":\"{}\"}}\n", "y".repeat(17 * MIB)),
+            "invalid_message",
+            "",
+        ),
     ];
     for (line, code, req_id) in cases {
         is_refused(&mut client, line.as_bytes(), code, req_id);
@@ -128,7 +160,11 @@ fn what_cannot_be_started_is_refused_in_words_and_leaves_nothing() {
         let shown = |value: &Value| value.to_string().chars().take(300).collect::<String>();
         let (fields, text) = (shown(&fields), reply["error"].as_str().unwrap_or_default().to_owned());
         assert_eq!(reply["type"], "proc/spawn/resp", "{fields}: {reply}");
-        assert_eq!((&reply["ok"], &reply["proc_id"], &reply["pid"]), (&json!(false), &json!(""), &json!(0)), "{fields}: {reply}");
+        assert_eq!(
+            (&reply["ok"], &reply["proc_id"], &reply["pid"]),
+            (&json!(false), &json!(""), &json!(0)),
+            "{fields}: {reply}"
+        );
         assert!(text.contains(words), "{fields}: {text}");
         innocent.answers(&mut client);
     }
@@ -156,14 +192,24 @@ fn requests_about_processes_that_cannot_take_them_are_refused_and_the_processes_
     let eof = client.call("proc/write/req", json!({"proc_id": shut.id, "data": "last\n", "eof": true}));
     assert_eq!(eof["ok"], true, "{eof}");
     refused(&mut client, "proc/write/req", write(&shut.id), "stdin is closed");
-    refused(&mut client, "proc/write/req", json!({"proc_id": shut.id, "data": "", "eof": true}), "stdin is closed");
+    refused(
+        &mut client,
+        "proc/write/req",
+        json!({"proc_id": shut.id, "data": "", "eof": true}),
+        "stdin is closed",
+    );
     innocent.answers(&mut client);
 
     let none = client.spawn_with(&host.evil_command(&["pause"]), json!({"stdin_mode": "null"}));
     assert_eq!(client.text(&none), "ready\n");
     refused(&mut client, "proc/write/req", write(&none.id), "the process has no stdin");
     for proc in [&deaf, &shut, &none] {
-        refused(&mut client, "proc/kill/req", json!({"proc_id": proc.id, "signal": "SIGHUP"}), "signal \"SIGHUP\"");
+        refused(
+            &mut client,
+            "proc/kill/req",
+            json!({"proc_id": proc.id, "signal": "SIGHUP"}),
+            "signal \"SIGHUP\"",
+        );
         refused(&mut client, "proc/kill/req", json!({"proc_id": proc.id, "signal": "9"}), "signal \"9\"");
         assert_eq!(client.status(proc), "running");
     }

@@ -127,9 +127,14 @@ fn a_file_of_requests_is_carried_out_and_all_answers_reach_the_file_for_output()
     // How far the process gets before the end of the script ends it is a matter of luck; that nothing is cut off is not.
     for _ in 0..20 {
         let setup = Setup::new("files");
-        let (requests, answers) = (setup.env().work().join("script.jsonl"), setup.env().work().join("answers.jsonl"));
+        let (requests, answers) =
+            (setup.env().work().join("script.jsonl"), setup.env().work().join("answers.jsonl"));
         let evil = hostler_testkit::evil();
-        fs::write(&requests, script(&[evil.to_str().unwrap().into(), "lines".into(), "3000".into(), "x".into()])).unwrap();
+        fs::write(
+            &requests,
+            script(&[evil.to_str().unwrap().into(), "lines".into(), "3000".into(), "x".into()]),
+        )
+        .unwrap();
         let host = setup.start_on(File::open(&requests).unwrap(), File::create(&answers).unwrap());
         let env = host.env().root().to_owned();
         let text = || fs::read_to_string(env.join("work/answers.jsonl")).unwrap();
@@ -174,7 +179,8 @@ fn the_descriptors_of_others_are_left_in_the_mode_that_they_had() {
     let host = Setup::new("modes").start_on(OwnedFd::from(theirs_in), OwnedFd::from(theirs_out));
     let mut client = Client::new(ours_in.into(), ours_out.into());
     converse(&host, &mut client);
-    for mode in [rustix::fs::fcntl_getfl(&shared_in).unwrap(), rustix::fs::fcntl_getfl(&shared_out).unwrap()] {
+    for mode in [rustix::fs::fcntl_getfl(&shared_in).unwrap(), rustix::fs::fcntl_getfl(&shared_out).unwrap()]
+    {
         assert!(!mode.contains(OFlags::NONBLOCK), "{mode:?}");
     }
     drop((client, shared_in, shared_out));

@@ -222,6 +222,14 @@ impl Client {
         std::iter::from_fn(|| self.next()).collect()
     }
 
+    /// The next message, which must be an event, as it stands on the wire.
+    pub(crate) fn raw_event(&mut self) -> Value {
+        assert!(self.kept.is_empty(), "{:?}", self.kept);
+        let line = self.receive_line().unwrap();
+        assert!(line.starts_with(EVENT_START));
+        serde_json::from_slice(&line).unwrap()
+    }
+
     fn take_first(&mut self, what: &str, wanted: impl Fn(&Message) -> bool) -> Message {
         if let Some(at) = self.kept.iter().position(&wanted) {
             return self.kept.remove(at).unwrap();
@@ -235,15 +243,20 @@ impl Client {
         }
     }
 
-    /// Reads one message.
     fn receive(&mut self) -> Option<Message> {
+        self.receive_line().map(|line| Message::parse(&line))
+    }
+
+    /// Reads one line, without its end.
+    fn receive_line(&mut self) -> Option<Vec<u8>> {
         let mut searched = 0;
         loop {
             let end = self.received[searched..].iter().position(|byte| *byte == b'\n');
             if let Some(end) = end.map(|end| searched + end) {
-                let message = Message::parse(&self.received[..end]);
-                self.received.drain(..=end);
-                return Some(message);
+                let rest = self.received.split_off(end + 1);
+                let mut line = std::mem::replace(&mut self.received, rest);
+                line.truncate(end);
+                return Some(line);
             }
             searched = self.received.len();
             if !self.read_more() {
@@ -330,11 +343,6 @@ impl Client {
         assert_eq!(reply["type"], "pong", "{reply}");
     }
 
-    /// Drops what came while something else was awaited.
-    pub(crate) fn forget_kept(&mut self) {
-        self.kept.clear();
-    }
-
     pub(crate) fn close_input(&mut self) {
         self.to = None;
     }
@@ -398,7 +406,13 @@ pub(crate) fn until<O: Observation<Fact = ()>>(what: &str, look: impl FnMut() ->
 pub(crate) fn assert_same_lines<L: AsRef<str> + Debug, R: AsRef<str> + Debug>(found: &[L], expected: &[R]) {
     let first = found.iter().zip(expected).position(|(a, b)| a.as_ref() != b.as_ref());
     if let Some(at) = first {
-        panic!("line {at} of {} and {}: {:?} is not {:?}", found.len(), expected.len(), found[at], expected[at]);
+        panic!(
+            "line {at} of {} and {}: {:?} is not {:?}",
+            found.len(),
+            expected.len(),
+            found[at],
+            expected[at]
+        );
     }
     assert_eq!(found.len(), expected.len(), "only the number of lines differs");
 }

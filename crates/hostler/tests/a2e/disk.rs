@@ -5,9 +5,9 @@ use std::io::ErrorKind;
 use hostler_testkit::Tmpfs;
 use serde_json::json;
 
+use crate::client::Client;
 use crate::client::{Innocent, until};
 use crate::host::{Host, Setup};
-use crate::client::Client;
 use crate::stalled::{disk_bytes, read_floods, wait_until_all_wait};
 
 const MIB: u64 = 1 << 20;

@@ -9,8 +9,8 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
 use hostler_testkit::{
-    NoProcessLeft, ProcessInfo, PublicCopy, TestEnv, Token, as_nobody, descendants, evil, fd_count, public_copy, rss_kib,
-    wait_until,
+    NoProcessLeft, ProcessInfo, PublicCopy, TestEnv, Token, as_nobody, descendants, evil, fd_count,
+    public_copy, rss_kib, wait_until,
 };
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -36,7 +36,9 @@ pub(crate) struct Setup {
 enum User {
     Own,
     /// Uid 65534, with programs that it can reach.
-    Nobody { _programs: [PublicCopy; 2] },
+    Nobody {
+        _programs: [PublicCopy; 2],
+    },
 }
 
 impl Setup {
@@ -214,7 +216,7 @@ impl Host {
         self.ends_well_then(|| ());
     }
 
-    /// The same, and looks at something in its environment before that is removed.
+    /// The same, and looks at what it has left in its environment before that is removed.
     pub(crate) fn ends_well_then<T>(mut self, look: impl FnOnce() -> T) -> T {
         let status = self.wait();
         assert_eq!((status.code(), status.signal()), (Some(0), None));
@@ -223,10 +225,15 @@ impl Host {
     }
 
     /// The client goes, and with it everything.
-    pub(crate) fn end(mut self, client: Client) {
+    pub(crate) fn end(self, client: Client) {
+        self.ends_after(client, || ());
+    }
+
+    /// The same, and looks at something in its environment before that is removed.
+    pub(crate) fn ends_after<T>(mut self, client: Client, look: impl FnOnce() -> T) -> T {
         self.note_helpers();
         drop(client);
-        self.ends_well();
+        self.ends_well_then(look)
     }
 }
 
@@ -234,7 +241,7 @@ impl Drop for Host {
     #[expect(clippy::print_stderr, reason = "what the host said belongs to the report of a failed test")]
     fn drop(&mut self) {
         if std::thread::panicking() {
-            eprintln!("the host's standard error:\n{}", self.log());
+            eprintln!("the host: {:?}; its standard error:\n{}", self.child.try_wait(), self.log());
         }
         // Both fail when it has ended, which is as well.
         let _ = self.child.kill();

@@ -132,7 +132,8 @@ import os
 os.write(1, b'a\\xff\\xfeb\\n\\xe2\\x82')
 os.write(1, b'\\xac\\n\\0\\x1b[0m\\r\\n\\xf0\\x9f')
 ";
-    let proc = client.spawn_with(&["python3", "-c", script, host.token().as_str()], json!({"stdin_mode": "null"}));
+    let proc =
+        client.spawn_with(&["python3", "-c", script, host.token().as_str()], json!({"stdin_mode": "null"}));
     let finished = client.finish(&proc);
     assert_eq!(finished.stdout, ["a\u{fffd}\u{fffd}b\n", "\u{20ac}\n", "\0\u{1b}[0m\r\n", "\u{fffd}"]);
     host.end(client);

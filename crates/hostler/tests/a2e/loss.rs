@@ -64,7 +64,10 @@ impl Seen {
             (RawData::Text(text), Stream::Stderr) => self.stderr.take(text),
             (end @ (RawData::Code(_) | RawData::Killed), stream) => {
                 assert_eq!((end, stream), (RawData::Code("3"), Stream::Stderr), "{self:?}");
-                assert!(self.stdout.ready && self.stdout.is_complete() && self.stderr.is_complete(), "{self:?}");
+                assert!(
+                    self.stdout.ready && self.stdout.is_complete() && self.stderr.is_complete(),
+                    "{self:?}"
+                );
                 self.ended = true;
             }
         }

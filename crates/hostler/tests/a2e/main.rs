@@ -2,21 +2,25 @@
 //!
 //! [`host`] starts the program in an environment of its own and checks at its end that nothing of it is left; [`client`]
 //! speaks A2E over any pair of descriptors. The other modules hold the tests, one a matter.
-#![expect(clippy::unwrap_used, clippy::panic, reason = "helpers of tests, which clippy does not take for tests")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "helpers of tests, which clippy does not take for tests"
+)]
 
 mod client;
 mod host;
 mod raw;
 
-mod bad_input;
-mod handshake;
 mod audit;
+mod bad_input;
 mod channels;
-mod stdin;
+mod disk;
+mod endings;
+mod handshake;
+mod limits;
 mod lines;
 mod loss;
-mod stalled;
-mod disk;
-mod limits;
-mod endings;
 mod model;
+mod stalled;
+mod stdin;

@@ -97,7 +97,8 @@ fn parse(line: &[u8]) -> Raw<'_> {
     if !line.starts_with(HEAD.as_bytes()) {
         return Raw::Reply(serde_json::from_slice(line).unwrap());
     }
-    parse_event(line).unwrap_or_else(|| panic!("no event: {}", String::from_utf8_lossy(&line[..line.len().min(500)])))
+    parse_event(line)
+        .unwrap_or_else(|| panic!("no event: {}", String::from_utf8_lossy(&line[..line.len().min(500)])))
 }
 
 fn parse_event(line: &[u8]) -> Option<Raw<'_>> {

@@ -97,7 +97,8 @@ fn a_client_that_stops_reading_for_a_while_gets_everything_in_order() {
     const QUOTA: u64 = 2 * MIB;
     const BYTES: u64 = 80 * 100_000;
     const PAUSE: Duration = Duration::from_secs(3);
-    let setup = Setup::new("stopped reading").variable("HOSTLER_RUNTIME_OUTPUT_RELAY_BYTES_PER_PROCESS", QUOTA.to_string());
+    let setup = Setup::new("stopped reading")
+        .variable("HOSTLER_RUNTIME_OUTPUT_RELAY_BYTES_PER_PROCESS", QUOTA.to_string());
     let (host, mut client) = setup.start_greeted();
     let mut innocent = Innocent::start(&host, &mut client);
     let flood = host.evil_command(&["flood", &BYTES.to_string()]);
