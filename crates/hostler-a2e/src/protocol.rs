@@ -189,8 +189,10 @@ impl Connection {
             }
             Standing::Stranger | Standing::Guest => self.default_form(),
         };
+        let is_about_processes = envelope.kind().needs_proc();
         match envelope.request() {
             Ok(request) => self.carry_out(request, events, uptime),
+            Err(trouble) if is_about_processes => Step::Reply(Reply::malformed_proc(req_id, &trouble)),
             Err(trouble) => malformed(req_id, &trouble),
         }
     }

@@ -19,7 +19,7 @@ use hostler_core::{
 };
 use tokio::sync::mpsc;
 
-use crate::audit::{AuditEntry, AuditLog};
+use crate::audit::{AuditEntry, AuditError, AuditLog};
 use crate::codec::Item;
 use crate::encode::{EventEncoder, Flush, MAX_EVENT_BYTES, Stream};
 use crate::protocol::{Connection, KillSignal, SpawnRequest, StdinSource, Step};
@@ -234,6 +234,10 @@ impl A2eSession {
 
     /// Waits for something to do: answers first, then output if it is wanted. Cancel-safe.
     pub async fn next(&mut self, wanted: Wanted) -> Event {
+        // What was noted is on its way to the disk before anybody waits.
+        if let Some(audit) = &mut self.audit {
+            report_audit(audit.flush());
+        }
         tokio::select! {
             biased;
             done = self.done.recv() => match done {
@@ -469,7 +473,7 @@ impl A2eSession {
         let before = out.len();
         let ts = now();
         reply.push_line(&mut self.ids, ts, out);
-        let Some(audit) = &mut self.audit else { return };
+        let Some(audit) = self.audit.as_mut().filter(|_| reply.is_about_processes()) else { return };
         let entry = AuditEntry {
             ts,
             session_id: &self.session_id,
@@ -480,9 +484,13 @@ impl A2eSession {
             input_bytes: asked.input_bytes,
             output_bytes: (out.len() - before) as u64,
         };
-        if let Some(error) = audit.append(&entry) {
-            tracing::error!(error = &error as &dyn std::error::Error, "the audit is incomplete");
-        }
+        report_audit(audit.append(&entry));
+    }
+}
+
+fn report_audit(error: Option<AuditError>) {
+    if let Some(error) = error {
+        tracing::error!(error = &error as &dyn std::error::Error, "the audit is incomplete");
     }
 }
 

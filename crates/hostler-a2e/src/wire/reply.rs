@@ -173,23 +173,43 @@ impl Reply {
 
     /// `error` for a line that is no usable request.
     pub fn malformed(req_id: ReqId, trouble: &Malformed) -> Self {
-        Self::error(req_id, trouble.code(), trouble.to_string(), "")
+        Self::error(req_id, trouble.code(), trouble.to_string(), "", Subject::Other)
     }
 
-    /// `error` for a request that this connection may not make.
+    /// The same for a line that is a `proc/*` request but for what stands in it.
+    pub fn malformed_proc(req_id: ReqId, trouble: &Malformed) -> Self {
+        Self::error(req_id, trouble.code(), trouble.to_string(), "", Subject::Processes)
+    }
+
+    /// `error` for a `proc/*` request that this connection may not make.
     pub fn denied(req_id: ReqId, denied: Denied) -> Self {
-        Self::error(req_id, denied.code(), denied.to_string(), denied.capability_name())
+        Self::error(req_id, denied.code(), denied.to_string(), denied.capability_name(), Subject::Processes)
     }
 
-    fn error(req_id: ReqId, code: EnvelopeCode, message: String, capability_name: &'static str) -> Self {
+    fn error(
+        req_id: ReqId,
+        code: EnvelopeCode,
+        message: String,
+        capability_name: &'static str,
+        subject: Subject,
+    ) -> Self {
         let (code, detail) = (code.word(), Empty {});
-        let body = ErrorBody { code, message, detail, retryable: false, capability_name };
+        let body = ErrorBody { code, message, detail, retryable: false, capability_name, subject };
         Self { req_id, body: Body::Error(body), outcome: Outcome::Failure(Some(code)) }
     }
 
     /// The id of the request that this answers; empty where none could be read.
     pub fn req_id(&self) -> &ReqId {
         &self.req_id
+    }
+
+    /// Whether this answers a `proc/*` request: the audit notes those.
+    pub fn is_about_processes(&self) -> bool {
+        match &self.body {
+            Body::Handshake(_) | Body::Pong(_) => false,
+            Body::Spawn(_) | Body::Write(_) | Body::Kill(_) | Body::Status(_) => true,
+            Body::Error(body) => body.subject == Subject::Processes,
+        }
     }
 
     /// How the request went, for the audit.
@@ -328,6 +348,17 @@ struct ErrorBody {
     detail: Empty,
     retryable: bool,
     capability_name: &'static str,
+    #[serde(skip)]
+    subject: Subject,
+}
+
+/// What the request was about that an `error` answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Subject {
+    /// `proc/*`
+    Processes,
+    /// Something else, or nothing that could be read.
+    Other,
 }
 
 /// `{}`

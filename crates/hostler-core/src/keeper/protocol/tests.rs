@@ -106,12 +106,15 @@ proptest! {
         prop_assert_eq!(KeeperEvent::decode(&keeper.encode()), Ok(keeper));
         prop_assert_eq!(NurseryEvent::decode(&nursery.encode()), Ok(nursery));
         let spawn = SpawnRequest::Spawn(Spawn { id, argv: &argv, env: &env, cwd: cwd.as_bytes() });
-        prop_assert_eq!(SpawnRequest::decode(&spawn.encode()), Ok(spawn.clone()));
+        let packet = spawn.encode();
+        prop_assert_eq!(SpawnRequest::decode(&packet), Ok(spawn.clone()));
         let open = SpawnRequest::Open(Open {
             session, nofile: (1, 2), cgroup: b"/c", oom_score_adj: b"200", cwd: cwd.as_bytes(), search_path: b"/bin", env: &env,
         });
-        prop_assert_eq!(SpawnRequest::decode(&open.encode()), Ok(open.clone()));
-        prop_assert_eq!(SpawnRequest::body(&SpawnRequest::by_file(session)), Ok(Body::File(session)));
+        let packet = open.encode();
+        prop_assert_eq!(SpawnRequest::decode(&packet), Ok(open.clone()));
+        let packet = SpawnRequest::by_file(session);
+        prop_assert_eq!(SpawnRequest::body(&packet), Ok(Body::File(session)));
         let packet = spawn.encode();
         prop_assert_eq!(SpawnRequest::body(&packet), Ok(Body::Inline(&packet[..])));
     }
