@@ -24,7 +24,7 @@ use crate::cursor::{Cursor, SharedLog};
 use crate::id::ProcessId;
 use crate::keeper::link::{KeeperClient, KeeperLink, KeeperLost, Receipt, Ticket};
 use crate::keeper::protocol::{Control, Pids, Scope};
-use crate::lifecycle::{Action, End, Exit, ExitStatus, Input, Lifecycle, Outcome, State, StopCause};
+use crate::lifecycle::{Action, End, Exit, ExitStatus, Input, Lifecycle, Outcome, Remains, State, StopCause};
 use crate::outputs::ReadyQueue;
 use crate::session::Place;
 use crate::spec::{SpawnError, SpawnSpec};
@@ -194,9 +194,25 @@ impl Inner {
         self.perform(action)
     }
 
+    /// The output counts as read; `pipes` says whether somebody still holds them.
+    pub(crate) fn drained(&self, pipes: Remains) {
+        let action = self.advance_by(|facts| match pipes {
+            Remains::Nothing if facts.survivors.total > 0 => Input::Drained(Remains::Lingerers),
+            Remains::Nothing | Remains::Lingerers => Input::Drained(pipes),
+        });
+        // Finish and Release ask nobody.
+        let _ = self.perform(action);
+    }
+
     /// Takes a step whose deed is somebody else's.
     fn advance(&self, input: Input) -> Action {
+        self.advance_by(|_| input)
+    }
+
+    /// Chooses the input and takes the step under one lock: what it was chosen by cannot change in between.
+    fn advance_by(&self, input: impl FnOnce(&Facts) -> Input) -> Action {
         let mut facts = self.facts.lock();
+        let input = input(&facts);
         let (life, action) = facts.life.step(input, clock::now());
         let moved = facts.life != life;
         facts.life = life;

@@ -99,6 +99,22 @@ pub(crate) fn kill_if_of(folder: &Path, pid: u32) {
     }
 }
 
+/// Runs `work`, and all that it starts, on one core.
+///
+/// For what hands a small thing from process to process: waking an idle core costs more than the work itself on a
+/// virtual machine, and whether the scheduler wakes one differs from run to run. On one core both sides of a ratio pay
+/// for the same: system calls and switches.
+pub(crate) fn on_one_core<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
+    let all = sched_getaffinity(None).context("failed to read the cores that may be used")?;
+    let first = (0..CpuSet::MAX_CPU).find(|core| all.is_set(*core)).context("no core may be used")?;
+    let mut one = CpuSet::new();
+    one.set(first);
+    sched_setaffinity(None, &one).context("failed to stay on one core")?;
+    let result = work();
+    sched_setaffinity(None, &all).context("failed to use all cores again")?;
+    result
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -134,20 +150,4 @@ mod tests {
                 && open_files(me).expect("readable") >= 3
         );
     }
-}
-
-/// Runs `work`, and all that it starts, on one core.
-///
-/// For what hands a small thing from process to process: waking an idle core costs more than the work itself on a
-/// virtual machine, and whether the scheduler wakes one differs from run to run. On one core both sides of a ratio pay
-/// for the same: system calls and switches.
-pub(crate) fn on_one_core<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
-    let all = sched_getaffinity(None).context("failed to read the cores that may be used")?;
-    let first = (0..CpuSet::MAX_CPU).find(|core| all.is_set(*core)).context("no core may be used")?;
-    let mut one = CpuSet::new();
-    one.set(first);
-    sched_setaffinity(None, &one).context("failed to stay on one core")?;
-    let result = work();
-    sched_setaffinity(None, &all).context("failed to use all cores again")?;
-    result
 }

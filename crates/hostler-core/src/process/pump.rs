@@ -265,9 +265,7 @@ impl Pump {
             log.end();
         }
         let held = self.stdout.is_some() || self.stderr.is_some();
-        let remains =
-            if held || self.process.has_survivors() { Remains::Lingerers } else { Remains::Nothing };
-        let _ = self.process.step(Input::Drained(remains));
+        self.process.drained(if held { Remains::Lingerers } else { Remains::Nothing });
     }
 
     /// The end is reported, by us or because the program never ran.

@@ -181,6 +181,11 @@ impl Client {
         self.kept.iter().any(|message| message.answers(id))
     }
 
+    /// How many messages have come that nobody has looked at.
+    pub(crate) fn kept(&self) -> usize {
+        self.kept.len()
+    }
+
     /// The next event of a process.
     pub(crate) fn event(&mut self, proc: &Proc) -> Event {
         let what = format!("an event of {proc:?}");

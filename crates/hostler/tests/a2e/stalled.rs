@@ -10,7 +10,7 @@ use hostler_testkit::numbered::LINE_BYTES;
 use hostler_testkit::{ProcessInfo, wait_until};
 use serde_json::json;
 
-use crate::client::{Client, Innocent, until};
+use crate::client::{Client, Data, Innocent, until};
 use crate::host::{Host, LONG, Setup};
 use crate::raw::{Raw, RawData, RawReader};
 
@@ -154,5 +154,32 @@ fn gigabytes_through_one_process_never_stall_and_cost_no_memory() {
     println!("{bytes} bytes in {took:?}; at most {rss_peak} KiB of memory, {disk_peak} bytes on the disk");
     assert!(rss_peak <= rss_early + 32 * 1024, "memory grows from {rss_early} to {rss_peak} KiB");
     assert!(disk_peak <= 16 * MIB, "{disk_peak} bytes on the disk");
+    host.end(client);
+}
+
+#[test]
+fn half_a_character_and_a_carriage_return_wait_for_their_rest_even_where_room_is_scarce() {
+    let setup = Setup::new("scarce room")
+        .variable("HOSTLER_RUNTIME_OUTPUT_RELAY_BYTES_PER_PROCESS", "65536")
+        .variable("HOSTLER_RUNTIME_OUTPUT_RELAY_BYTES_PER_SESSION", "65536");
+    let (host, mut client) = setup.start_greeted();
+    let script = "
+import os, sys
+os.write(1, b'ready\\n')
+os.write(1, b'50%\\r')
+os.write(2, b'\\xe2\\x82')
+sys.stdin.readline()
+os.write(1, b'\\n')
+os.write(2, b'\\xac')
+";
+    let waiting = client.spawn(&["python3", "-c", script, host.token().as_str()]);
+    assert_eq!(client.text(&waiting), "ready\n");
+    // No line end ever makes room: all must give up what they have of theirs.
+    let long = client.spawn(&host.evil_command(&["long-line", "1600000"]));
+    let finished = client.finish(&long);
+    assert_eq!((finished.stdout.concat().len(), finished.end), ("ready\n".len() + 1_600_001, Data::Code(0)));
+    assert_eq!(client.write_to(&waiting, "go\n")["ok"], true);
+    let finished = client.finish(&waiting);
+    assert_eq!((finished.stdout.concat(), finished.stderr.concat()), ("50%\r\n".into(), "\u{20ac}".into()));
     host.end(client);
 }
