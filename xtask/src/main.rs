@@ -1,5 +1,5 @@
 //! The commands of the house: `cargo xtask check` while writing, `cargo xtask ci` before anything is shared,
-//! `cargo xtask setup` on a new machine, `cargo xtask bench` for the bars that must hold.
+//! `cargo xtask setup` on a new machine, `cargo xtask bench` for the bars that must hold, `cargo xtask tour` to see it work.
 //!
 //! Nothing here ships. Everything that a check needs is called from here, so that a person and the machine that
 //! runs `.ci/run` do exactly the same.
@@ -17,6 +17,7 @@ mod setup;
 mod smoke;
 mod steps;
 mod tidy;
+mod tour;
 
 use std::process::ExitCode;
 
@@ -40,6 +41,8 @@ enum Command {
     Setup,
     /// Look for what must not be in the repository: long files, leftovers, paths of one machine.
     Tidy,
+    /// Play a script of A2E messages to a real host and show both sides.
+    Tour,
     /// Measure the bars of the design against their baselines and print a table.
     Bench(bench::Options),
 }
@@ -50,6 +53,7 @@ fn main() -> ExitCode {
         Command::Ci => ci::ci(),
         Command::Setup => setup::setup(),
         Command::Tidy => tidy::tidy(),
+        Command::Tour => tour::tour(),
         Command::Bench(options) => bench::run(&options),
     };
     match done {

@@ -92,12 +92,15 @@ pub enum StartError {
     Null(#[source] io::Error),
 }
 
+/// Sessions are numbered over all hosts of this process: control groups are named by process and session, and what one
+/// host kills must never be another's.
+static NEXT_SESSION: AtomicU64 = AtomicU64::new(1);
+
 #[derive(Debug)]
 pub(crate) struct HostInner {
     options: HostOptions,
     nursery: Arc<NurseryLink>,
     ids: ProcessIds,
-    next_session: AtomicU64,
     live: Arc<AtomicUsize>,
     record_budget: Arc<Budget>,
     relay_budget: Arc<Budget>,
@@ -145,7 +148,6 @@ impl Host {
         let inner = HostInner {
             nursery,
             ids: ProcessIds::new(),
-            next_session: AtomicU64::new(1),
             live: Arc::default(),
             record_budget: Budget::root(options.record_bytes_total),
             // Relayed output is bounded in each session; over all of them it is bounded by their number.
@@ -168,7 +170,7 @@ impl Host {
 
     /// Opens a session.
     pub fn open_session(&self, options: SessionOptions) -> Session {
-        let number = self.0.next_session.fetch_add(1, Ordering::Relaxed);
+        let number = NEXT_SESSION.fetch_add(1, Ordering::Relaxed);
         Session::new(Arc::clone(&self.0), number, options)
     }
 

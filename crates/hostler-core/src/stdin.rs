@@ -275,6 +275,7 @@ fn write_some(pipe: &OwnedFd, bytes: &[u8]) -> Result<usize, WriteError> {
 mod tests {
     use std::io::Read;
 
+    use proptest::prelude::*;
     use rustix::pipe::{PipeFlags, pipe_with};
 
     use super::*;
@@ -329,5 +330,94 @@ mod tests {
         let _first = stdin.write(&vec![0; MAX_WAITING], Then::KeepOpen);
         let more = stdin.write(&vec![0; 200_000], Then::KeepOpen);
         assert!(matches!(more.now(), Some(Err(WriteError::Full { .. }))));
+    }
+
+    /// Bytes that show a loss, a repetition or a change of order.
+    fn pattern(from: usize, length: usize) -> Vec<u8> {
+        (from..from + length).map(|at| (at / 251 + at) as u8).collect()
+    }
+
+    /// Reads in pieces of these sizes, in turn, up to `most` bytes or the end, and then closes its end.
+    fn read_up_to(mut pipe: std::fs::File, sizes: &[usize], most: usize) -> Vec<u8> {
+        let mut all = Vec::new();
+        for size in sizes.iter().cycle() {
+            let mut piece = vec![0; (*size).min(most - all.len())];
+            match pipe.read(&mut piece).unwrap() {
+                0 => break,
+                n => all.extend_from_slice(&piece[..n]),
+            }
+        }
+        all
+    }
+
+    fn runtime() -> tokio::runtime::Runtime {
+        tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
+    }
+
+    fn sizes(most: usize) -> impl Strategy<Value = Vec<usize>> {
+        prop::collection::vec(prop_oneof![0..10_usize, 4000..4200_usize, 0..most], 1..12)
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(48))]
+
+        #[test]
+        fn writes_of_any_sizes_arrive_whole_and_in_order_at_any_reader(writes in sizes(150_000), reads in sizes(70_000)) {
+            let reads: Vec<usize> = reads.into_iter().map(|size| size + 1).collect();
+            let all = runtime().block_on(async {
+                let (pipe, stdin) = pair();
+                let mut at = 0;
+                let mut answers = Vec::new();
+                for length in &writes {
+                    answers.push(stdin.write(&pattern(at, *length), Then::KeepOpen));
+                    at += length;
+                }
+                answers.push(stdin.write(&[], Then::Close));
+                let reader = tokio::task::spawn_blocking(move || read_up_to(pipe, &reads, usize::MAX));
+                for answer in answers {
+                    assert_eq!(answer.done().await, Ok(()));
+                }
+                reader.await.unwrap()
+            });
+            prop_assert!(all == pattern(0, writes.iter().sum()));
+        }
+
+        #[test]
+        fn when_the_reader_goes_every_write_is_answered_and_what_arrived_is_a_prefix(
+            writes in sizes(150_000),
+            most in 0..300_000_usize,
+            ends in prop::bool::ANY,
+        ) {
+            let (all, answers) = runtime().block_on(async {
+                let (pipe, stdin) = pair();
+                let mut at = 0;
+                let mut answers = Vec::new();
+                for length in &writes {
+                    answers.push(stdin.write(&pattern(at, *length), Then::KeepOpen));
+                    at += length;
+                }
+                // Nobody writes any more: what is there to read, and then the end of it.
+                let last = stdin.write(&[], Then::Close);
+                let reader = tokio::task::spawn_blocking(move || read_up_to(pipe, &[4096], most));
+                let all = reader.await.unwrap();
+                if ends {
+                    stdin.end();
+                }
+                let mut results = Vec::new();
+                for answer in answers.into_iter().chain([last]) {
+                    results.push(answer.done().await);
+                }
+                (all, results)
+            });
+            prop_assert!(all == pattern(0, all.len()));
+            let done = answers.iter().take_while(|answer| answer.is_ok()).count();
+            let refused = |answer: &Result<(), WriteError>| {
+                matches!(answer, Err(WriteError::ClosedByProcess)) || (ends && *answer == Err(WriteError::Ended))
+            };
+            prop_assert!(answers[done..].iter().all(refused), "{answers:?}");
+            let total: usize = writes.iter().sum();
+            prop_assert_eq!(all.len(), most.min(total));
+            prop_assert!(most < total || done == answers.len(), "all was read, but not all is done: {answers:?}");
+        }
     }
 }

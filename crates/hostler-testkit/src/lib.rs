@@ -5,6 +5,7 @@
 //!   fails a test which leaves one behind.
 //! * [`processes`]: what `/proc` says about a process.
 //! * [`binaries`]: where the helper programs are; they are built when they are missing or old.
+//! * [`embedder`]: a whole host in a process of its own, to be ended in any way.
 //! * [`env`](mod@env): a hermetic environment.
 //! * [`privilege`]: the same command as uid 65534, or without cgroups.
 //! * [`tmpfs`]: a small file system that can be filled up.
@@ -27,6 +28,7 @@ pub mod processes;
 pub mod token;
 
 pub mod binaries;
+pub mod embedder;
 pub mod env;
 pub mod privilege;
 pub mod tmpfs;
@@ -36,6 +38,7 @@ pub mod numbered;
 
 pub use binaries::{bin, evil};
 pub use counter::SharedCounter;
+pub use embedder::{Counts, Embedder, Spawned};
 pub use env::TestEnv;
 pub use privilege::{NOBODY, PublicCopy, as_nobody, can_hide_cgroups, is_root, public_copy, without_cgroups};
 pub use processes::{ProcessInfo, children_of, descendants, fd_count, is_alive, rss_kib};

@@ -154,7 +154,7 @@ fn run_keeper() -> io::Result<()> {
         rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK,
     )?;
     let shared = Arc::new(Shared { books: Mutex::default(), attempt: Attempt::default(), control, wake });
-    let watcher = watcher::Watcher::new(Arc::clone(&shared), host.as_ref())?;
+    let watcher = watcher::Watcher::new(Arc::clone(&shared), host)?;
     let spawner = spawner::Spawner::new(requests, shared)?;
     std::thread::Builder::new()
         .name("spawner".to_owned())

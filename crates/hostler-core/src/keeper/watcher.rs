@@ -63,6 +63,8 @@ pub(super) struct Watcher {
     family: Family,
     hunts: Vec<(Hunt, Instant)>,
     session: Session,
+    /// The host's pidfd.
+    host: Option<OwnedFd>,
     host_alive: bool,
     outbox: VecDeque<Vec<u8>>,
     waiting_for_room: bool,
@@ -80,7 +82,7 @@ struct Exit {
 
 impl Watcher {
     /// To be made by the main thread of the keeper, with SIGCHLD blocked.
-    pub(super) fn new(shared: Arc<Shared>, host: Option<&OwnedFd>) -> io::Result<Self> {
+    pub(super) fn new(shared: Arc<Shared>, host: Option<OwnedFd>) -> io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let child_signal = signal::child_signal_fd()?;
         let watch = |fd: BorrowedFd<'_>, token| {
@@ -89,7 +91,7 @@ impl Watcher {
         watch(shared.control.as_fd(), CONTROL)?;
         watch(child_signal.as_fd(), CHILD)?;
         watch(shared.wake.as_fd(), WAKE)?;
-        if let Some(host) = host {
+        if let Some(host) = &host {
             watch(host.as_fd(), HOST)?;
         }
         Ok(Self {
@@ -99,6 +101,7 @@ impl Watcher {
             family: Family::new(),
             hunts: Vec::new(),
             session: Session::Open,
+            host,
             host_alive: true,
             outbox: VecDeque::new(),
             waiting_for_room: false,
@@ -185,7 +188,11 @@ impl Watcher {
         }
         self.host_alive = false;
         self.outbox.clear();
+        // Both stay readable for ever from here on.
         let _ = epoll::delete(&self.epoll, &self.shared.control);
+        if let Some(host) = &self.host {
+            let _ = epoll::delete(&self.epoll, host);
+        }
         self.session = Session::Ending;
         let now = clock::now();
         self.hunts = vec![(Hunt::new(0, Quarry::Everyone, now + UNATTENDED_LIMIT), now)];

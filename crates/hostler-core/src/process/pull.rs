@@ -11,13 +11,20 @@ const CHUNK_BYTES: usize = 256 * 1024;
 /// How far the reader is.
 #[derive(Debug, Default)]
 pub(super) struct Positions {
-    stdout: u64,
-    stderr: u64,
+    stdout: Position,
+    stderr: Position,
     finished: bool,
 }
 
+#[derive(Clone, Copy, Debug, Default)]
+struct Position {
+    at: u64,
+    /// What was offered and not taken, although it was due: it ended there.
+    refused: Option<(Flush, u64)>,
+}
+
 impl Positions {
-    fn of(&mut self, stream: Stream) -> &mut u64 {
+    fn of(&mut self, stream: Stream) -> &mut Position {
         match stream {
             Stream::Stdout => &mut self.stdout,
             Stream::Stderr => &mut self.stderr,
@@ -29,9 +36,19 @@ impl Positions {
 struct Due {
     stream: Stream,
     flush: Flush,
+    /// Where what is there ends.
+    end: u64,
     seq: u64,
     /// Where the reads of the other stream come in between.
     run_end: u64,
+}
+
+/// What is pulled from.
+struct Source<'a> {
+    stdout: &'a SharedLog,
+    stderr: Option<&'a SharedLog>,
+    /// Whether the end of the process is reported.
+    finished: &'a dyn Fn() -> bool,
 }
 
 impl Process {
@@ -46,27 +63,47 @@ impl Process {
         budget: usize,
         longest_line: usize,
         scratch: &mut Vec<u8>,
+        take: impl FnMut(Chunk<'_>) -> usize,
+    ) -> Result<Pulled, ReadError> {
+        let source = Source {
+            stdout: &self.0.stdout,
+            stderr: self.0.stderr.as_deref(),
+            finished: &|| self.0.is_finished(),
+        };
+        source.pull(&mut self.0.pull.lock(), budget, longest_line, scratch, take)
+    }
+}
+
+impl<'a> Source<'a> {
+    fn pull(
+        &self,
+        positions: &mut Positions,
+        budget: usize,
+        longest_line: usize,
+        scratch: &mut Vec<u8>,
         mut take: impl FnMut(Chunk<'_>) -> usize,
     ) -> Result<Pulled, ReadError> {
-        let mut positions = self.0.pull.lock();
         let mut left = budget;
         loop {
             if left == 0 {
                 return Ok(Pulled::More);
             }
-            match self.next_due(&mut positions, longest_line) {
+            match self.next_due(positions, longest_line) {
                 Some(due) => {
-                    let at = *positions.of(due.stream);
-                    let Some(log) = self.0.log(due.stream) else { return Ok(Pulled::Idle) };
+                    let at = positions.of(due.stream).at;
+                    let Some(log) = self.log(due.stream) else { return Ok(Pulled::Idle) };
                     let taken = give(log, at, &due, longest_line, scratch, &mut take)?;
-                    *positions.of(due.stream) = taken;
+                    // A piece may begin with what cannot be cut, such as half a character: it is offered again when
+                    // there is more of it, or this loop would never end.
+                    let refused = (taken == at).then_some((due.flush, due.end));
+                    *positions.of(due.stream) = Position { at: taken, refused };
                     left = left.saturating_sub(usize::try_from(taken - at).unwrap_or(usize::MAX));
                 }
-                None if self.0.is_finished() && self.all_taken(&mut positions) => {
+                None if (self.finished)() && self.all_taken(positions) => {
                     let first = !std::mem::replace(&mut positions.finished, true);
                     return Ok(if first { Pulled::Finished } else { Pulled::Idle });
                 }
-                None if self.rearm(&mut positions, longest_line) => {
+                None if self.rearm(positions, longest_line) => {
                     self.rest();
                     return Ok(Pulled::Idle);
                 }
@@ -75,20 +112,28 @@ impl Process {
         }
     }
 
-    fn streams(&self) -> impl Iterator<Item = (Stream, &SharedLog)> {
-        [Stream::Stdout, Stream::Stderr].into_iter().filter_map(|s| Some((s, self.0.log(s)?.as_ref())))
+    fn log(&self, stream: Stream) -> Option<&'a SharedLog> {
+        match stream {
+            Stream::Stdout => Some(self.stdout),
+            Stream::Stderr => self.stderr,
+        }
+    }
+
+    fn streams(&self) -> impl Iterator<Item = (Stream, &'a SharedLog)> {
+        [Stream::Stdout, Stream::Stderr].into_iter().filter_map(|s| Some((s, self.log(s)?)))
     }
 
     /// Of what is due, what was read first.
     fn next_due(&self, positions: &mut Positions, longest_line: usize) -> Option<Due> {
         let mut first: Option<Due> = None;
         for (stream, log) in self.streams() {
-            let at = *positions.of(stream);
-            let Some(flush) = flush_of(log, &log.status(), at, longest_line) else { continue };
-            let run = log.run_at(at);
+            let status = log.status();
+            let Some(flush) = flush_of(log, &status, *positions.of(stream), longest_line) else { continue };
+            let run = log.run_at(positions.of(stream).at);
             let seq = run.map_or(0, |run| run.seq.number());
             if first.as_ref().is_none_or(|due| seq < due.seq) {
-                first = Some(Due { stream, flush, seq, run_end: run.map_or(u64::MAX, |run| run.end) });
+                let run_end = run.map_or(u64::MAX, |run| run.end);
+                first = Some(Due { stream, flush, end: status.end, seq, run_end });
             }
         }
         first
@@ -97,7 +142,7 @@ impl Process {
     fn all_taken(&self, positions: &mut Positions) -> bool {
         self.streams().all(|(stream, log)| {
             let status = log.status();
-            status.ended && *positions.of(stream) >= status.end
+            status.ended && positions.of(stream).at >= status.end
         })
     }
 
@@ -116,18 +161,22 @@ impl Process {
     }
 }
 
-/// How what lies at `at` is to be taken, if it is due.
-fn flush_of(log: &SharedLog, status: &Status, at: u64, longest_line: usize) -> Option<Flush> {
+/// How what lies at a position is to be taken, if it is due.
+fn flush_of(log: &SharedLog, status: &Status, position: Position, longest_line: usize) -> Option<Flush> {
+    let Position { at, refused } = position;
     if at >= status.end {
         return None;
     }
-    if status.line_end > at || status.end - at > longest_line as u64 {
-        return Some(Flush::Lines);
-    }
-    if status.ended {
-        return Some(Flush::End);
-    }
-    (status.full || log.holds_others_back()).then_some(Flush::Piece)
+    let flush = if status.line_end > at || status.end - at > longest_line as u64 {
+        Flush::Lines
+    } else if status.ended {
+        Flush::End
+    } else if status.full || log.holds_others_back() {
+        Flush::Piece
+    } else {
+        return None;
+    };
+    (refused != Some((flush, status.end))).then_some(flush)
 }
 
 /// Gives one chunk and returns the new position.
@@ -179,4 +228,221 @@ fn give_long_line(
         View::Hole(hole) => hole.to,
         View::Pending | View::End => at,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::sync::Arc;
+    use std::task::Waker;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::capture::{Budget, BufferPool, Claimed, LogOptions, Policy, SeqCounter};
+
+    const LONGEST_LINE: usize = 1000;
+
+    /// Both logs of a process, and a reader that takes what an encoder of lines would.
+    struct Rig {
+        logs: [Arc<SharedLog>; 2],
+        account: Arc<Budget>,
+        seq: SeqCounter,
+        positions: Positions,
+        finished: Cell<bool>,
+        /// What was taken, in its order.
+        taken: Vec<(Stream, Vec<u8>)>,
+    }
+
+    impl Rig {
+        fn new() -> Self {
+            let account = Budget::root(1 << 24);
+            let log = |stream| {
+                SharedLog::new(LogOptions {
+                    stream,
+                    policy: Policy::Relay,
+                    buffer_bytes: 1 << 20,
+                    pool: BufferPool::new(0),
+                    account: Arc::clone(&account),
+                    disk: None,
+                    name: String::new(),
+                })
+            };
+            let logs = [log(Stream::Stdout), log(Stream::Stderr)];
+            let (seq, positions) = (SeqCounter::default(), Positions::default());
+            Self { logs, account, seq, positions, finished: Cell::new(false), taken: Vec::new() }
+        }
+
+        fn log(&self, stream: Stream) -> &SharedLog {
+            match stream {
+                Stream::Stdout => &self.logs[0],
+                Stream::Stderr => &self.logs[1],
+            }
+        }
+
+        fn read(&self, stream: Stream, bytes: &[u8]) {
+            assert!(self.log(stream).begin_read(bytes.len()) >= bytes.len(), "the quota is far away");
+            self.log(stream).append(self.seq.next(), bytes);
+        }
+
+        fn end(&self) {
+            self.logs.iter().for_each(|log| log.end());
+            self.finished.set(true);
+        }
+
+        fn pull(&mut self, budget: usize) -> Pulled {
+            let finished = || self.finished.get();
+            let source = Source { stdout: &self.logs[0], stderr: Some(&self.logs[1]), finished: &finished };
+            let taken = &mut self.taken;
+            let take = |Chunk { stream, bytes, flush }: Chunk<'_>| {
+                assert!(!bytes.is_empty());
+                let lines = memchr::memrchr(b'\n', bytes).map_or(0, |end| end + 1);
+                let count = match flush {
+                    Flush::Lines if lines == 0 && bytes.len() > LONGEST_LINE => LONGEST_LINE,
+                    Flush::Lines => lines,
+                    Flush::Piece if bytes.ends_with(b"\r") => bytes.len() - 1,
+                    Flush::Piece | Flush::End => bytes.len(),
+                };
+                taken.push((stream, bytes[..count].to_vec()));
+                count
+            };
+            let mut scratch = Vec::new();
+            source
+                .pull(&mut self.positions, budget, LONGEST_LINE, &mut scratch, take)
+                .expect("nothing is on a disk")
+        }
+
+        /// Pulls until there is nothing more now.
+        fn pull_all(&mut self, budget: usize) -> Pulled {
+            loop {
+                match self.pull(budget) {
+                    Pulled::More => {}
+                    rest @ (Pulled::Idle | Pulled::Finished) => return rest,
+                }
+            }
+        }
+
+        fn of(&self, wanted: Stream) -> Vec<u8> {
+            let of_it = self.taken.iter().filter(|(stream, _)| *stream == wanted);
+            of_it.flat_map(|(_, bytes)| bytes).copied().collect()
+        }
+    }
+
+    /// What was read from one stream after the other, neighbours of a stream joined.
+    fn runs(reads: &[(Stream, Vec<u8>)]) -> Vec<(Stream, Vec<u8>)> {
+        let mut runs: Vec<(Stream, Vec<u8>)> = Vec::new();
+        for (stream, bytes) in reads.iter().filter(|(_, bytes)| !bytes.is_empty()) {
+            match runs.last_mut() {
+                Some((last, all)) if last == stream => all.extend_from_slice(bytes),
+                Some(_) | None => runs.push((*stream, bytes.clone())),
+            }
+        }
+        runs
+    }
+
+    fn stream() -> impl Strategy<Value = Stream> {
+        prop_oneof![Just(Stream::Stdout), Just(Stream::Stderr)]
+    }
+
+    fn lines() -> impl Strategy<Value = Vec<u8>> {
+        prop::collection::vec("[a-z]{0,80}\n", 1..4).prop_map(|lines| lines.concat().into_bytes())
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        #[test]
+        fn lines_are_taken_in_the_order_of_their_reads_over_both_streams(
+            reads in prop::collection::vec((stream(), lines(), prop::bool::ANY), 1..40),
+            budget in 1..400_usize,
+        ) {
+            let mut rig = Rig::new();
+            for (stream, bytes, pull) in &reads {
+                rig.read(*stream, bytes);
+                if *pull {
+                    prop_assert_eq!(rig.pull_all(budget), Pulled::Idle);
+                }
+            }
+            rig.end();
+            prop_assert_eq!(rig.pull_all(budget), Pulled::Finished);
+            let reads: Vec<_> = reads.into_iter().map(|(stream, bytes, _)| (stream, bytes)).collect();
+            prop_assert_eq!(runs(&rig.taken), runs(&reads));
+        }
+
+        #[test]
+        fn every_byte_is_taken_once_and_the_finish_is_said_once(
+            reads in prop::collection::vec((stream(), "[a\r\n]{1,3}|[a-c]{900,2500}\n?|[a-c\n]{0,60}", prop::bool::ANY), 0..40),
+            budget in 1..4000_usize,
+        ) {
+            let mut rig = Rig::new();
+            for (stream, text, pull) in reads.iter().filter(|(_, text, _)| !text.is_empty()) {
+                rig.read(*stream, text.as_bytes());
+                if *pull {
+                    prop_assert_eq!(rig.pull_all(budget), Pulled::Idle);
+                }
+            }
+            rig.logs.iter().for_each(|log| log.end());
+            prop_assert_eq!(rig.pull_all(budget), Pulled::Idle, "the process has not ended");
+            rig.finished.set(true);
+            prop_assert_eq!(rig.pull_all(budget), Pulled::Finished);
+            prop_assert_eq!(rig.pull_all(budget), Pulled::Idle, "said once");
+            for wanted in [Stream::Stdout, Stream::Stderr] {
+                let all: String = reads.iter().filter(|(s, ..)| *s == wanted).map(|(_, text, _)| text.as_str()).collect();
+                prop_assert_eq!(rig.of(wanted), all.into_bytes());
+            }
+            prop_assert!(rig.account.used() == 0, "all room is given back: {:?}", rig.account);
+        }
+    }
+
+    #[test]
+    fn half_a_line_waits_for_the_other_half_and_holds_up_no_line_of_the_other_stream() {
+        let mut rig = Rig::new();
+        rig.read(Stream::Stdout, b"first ");
+        rig.read(Stream::Stderr, b"error\n");
+        assert_eq!(rig.pull_all(100), Pulled::Idle);
+        assert_eq!(runs(&rig.taken), [(Stream::Stderr, b"error\n".to_vec())]);
+        rig.read(Stream::Stdout, b"second\nrest");
+        assert_eq!(rig.pull_all(100), Pulled::Idle);
+        assert_eq!(rig.of(Stream::Stdout), b"first second\n");
+        rig.end();
+        assert_eq!(rig.pull_all(100), Pulled::Finished);
+        assert_eq!(rig.of(Stream::Stdout), b"first second\nrest");
+    }
+
+    #[test]
+    fn a_line_beyond_the_longest_goes_out_before_its_end() {
+        let mut rig = Rig::new();
+        rig.read(Stream::Stdout, &[b'x'; LONGEST_LINE]);
+        assert_eq!(rig.pull_all(100), Pulled::Idle);
+        assert_eq!(rig.of(Stream::Stdout), b"", "it may still be a whole one");
+        rig.read(Stream::Stdout, b"xx");
+        assert_eq!(rig.pull_all(100), Pulled::Idle);
+        assert_eq!(rig.of(Stream::Stdout).len(), LONGEST_LINE);
+    }
+
+    #[test]
+    fn half_a_line_is_given_up_to_whoever_waits_for_room_and_what_cannot_be_cut_stays() {
+        let mut rig = Rig::new();
+        rig.read(Stream::Stdout, b"50%\r");
+        rig.read(Stream::Stderr, b"\r");
+        assert_eq!(rig.pull_all(100), Pulled::Idle);
+        assert_eq!(rig.taken, []);
+        let all = rig.account.reserve(u64::MAX);
+        let Claimed::Waiting(claim) = rig.account.claim(all, all, Waker::noop()) else {
+            panic!("there is no room")
+        };
+        for _ in 0..3 {
+            assert_eq!(rig.pull(100), Pulled::Idle, "what was refused is not offered for ever");
+            assert_eq!((rig.of(Stream::Stdout), rig.of(Stream::Stderr)), (b"50%".to_vec(), Vec::new()));
+        }
+        drop(claim);
+        rig.account.release(all);
+        rig.read(Stream::Stdout, b"\n");
+        rig.read(Stream::Stderr, b"ok\n");
+        assert_eq!(rig.pull_all(100), Pulled::Idle);
+        assert_eq!(
+            (rig.of(Stream::Stdout), rig.of(Stream::Stderr)),
+            (b"50%\r\n".to_vec(), b"\rok\n".to_vec())
+        );
+    }
 }

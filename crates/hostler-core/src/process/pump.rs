@@ -152,9 +152,9 @@ impl Pump {
 
     fn deadline(&self) -> Option<Instant> {
         let stop = self.process.deadline();
-        let timeout = self.timeout_at.filter(|_| !self.exited);
         let drain = self.drainer.deadline().filter(|_| !self.drained);
-        [stop, timeout, drain].into_iter().flatten().min()
+        // The time is over for the whole tree: what lives on after the root dies then.
+        [stop, self.timeout_at, drain].into_iter().flatten().min()
     }
 
     async fn next_event(&mut self) -> Event {

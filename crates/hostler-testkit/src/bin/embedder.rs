@@ -3,6 +3,8 @@
 //! A request is one line of tab-separated fields, an answer is one line that begins with `ok` or `error`; both are
 //! shown beside each arm of `Embedder::answer`. It ends at the end of its stdin, which closes all sessions, and on SIGTERM the
 //! same way.
+//!
+//! Options: `--no-cgroup`; `--stop-grace-ms=N`, between SIGTERM and SIGKILL at a timeout.
 #![expect(clippy::expect_used, reason = "a test program: a failure must be loud")]
 
 use std::collections::HashMap;
@@ -10,8 +12,8 @@ use std::time::Duration;
 
 use hostler_core::sys::signal::Signal;
 use hostler_core::{
-    CgroupUse, Host, HostOptions, Nursery, Process, Receipt, Session, SessionOptions, Signalled, SpawnSpec,
-    StopCause,
+    CgroupUse, CursorRead, Host, HostOptions, Nursery, Process, Receipt, Session, SessionOptions, Signalled,
+    SpawnSpec, StopCause, Stream,
 };
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 
@@ -21,11 +23,16 @@ fn main() {
     let cgroup = if std::env::args().any(|a| a == "--no-cgroup") { CgroupUse::Off } else { CgroupUse::Auto };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     runtime.block_on(async {
+        let stop_grace = std::env::args().find_map(|a| Some(millis(a.strip_prefix("--stop-grace-ms=")?)));
+        let defaults = HostOptions::default();
+        let stop_grace = stop_grace.unwrap_or(defaults.stop_grace);
         let host =
-            Host::start(nursery, HostOptions { cgroup, ..HostOptions::default() }).expect("the host starts");
+            Host::start(nursery, HostOptions { cgroup, stop_grace, ..defaults }).expect("the host starts");
         let embedder = Embedder { host, sessions: HashMap::new(), processes: HashMap::new() };
         embedder.run().await;
     });
+    // A thread of the runtime may still be reading standard input; only that would be waited for.
+    runtime.shutdown_background();
 }
 
 struct Embedder {
@@ -85,6 +92,8 @@ impl Embedder {
             ["finished", name] => format!("ok {:?}", self.processes[*name].finished().await),
             // state NAME -> ok STATE
             ["state", name] => format!("ok {:?}", self.processes[*name].state()),
+            // first-line NAME -> ok LINE
+            ["first-line", name] => self.first_line(name).await,
             // live -> ok COUNT
             ["live"] => format!("ok {}", self.host.live()),
             // nurseries -> ok COUNT
@@ -107,6 +116,19 @@ impl Embedder {
             }
             Err(error) => format!("error {error}"),
         }
+    }
+
+    /// The first line of standard output, once it is whole.
+    async fn first_line(&self, name: &str) -> String {
+        let mut cursor = self.processes[name].cursor(Stream::Stdout).expect("always there");
+        let (mut line, mut byte) = (Vec::new(), [0]);
+        while let CursorRead::Chunk(_) = cursor.next(&mut byte).await.expect("readable output") {
+            if byte == *b"\n" {
+                return format!("ok {}", String::from_utf8_lossy(&line));
+            }
+            line.extend(byte);
+        }
+        format!("error output ended after {:?}", String::from_utf8_lossy(&line))
     }
 
     async fn signal(&self, name: &str, signal: &str) -> String {

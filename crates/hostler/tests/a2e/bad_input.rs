@@ -26,73 +26,70 @@ fn is_refused(client: &mut Client, bytes: &[u8], code: &str, req_id: &str) {
     assert!(!message.is_empty() && message.len() < 1000, "{}: {message}", shown());
 }
 
+/// A line, the code of its error, and the id that the error names.
+const BAD_LINES: &[(&str, &str, &str)] = &[
+    ("{\n", "parse_error", ""),
+    ("ls\n", "parse_error", ""),
+    ("{\"type\":\"ping\",\"id\":\"a\"\n", "parse_error", ""),
+    ("{\"type\":\"ping\",\"id\":\"a\"}}\n", "parse_error", ""),
+    ("{\"type\":\"ping\",\"id\":\"a\0\"}\n", "parse_error", ""),
+    ("\0\n", "parse_error", ""),
+    ("[{\"type\":\"ping\",\"id\":\"a\"}]\n", "invalid_message", ""),
+    ("\"ping\"\n", "invalid_message", ""),
+    ("null\n", "invalid_message", ""),
+    ("{}\n", "invalid_message", ""),
+    ("{\"id\":\"a\"}\n", "invalid_message", "a"),
+    ("{\"type\":null,\"id\":\"a\"}\n", "invalid_message", "a"),
+    ("{\"type\":\"proc/fly/req\",\"id\":\"a\"}\n", "invalid_message", "a"),
+    ("{\"type\":\"proc/spawn/resp\",\"id\":\"a\"}\n", "invalid_message", "a"),
+    ("{\"type\":\"proc/read/event\",\"id\":\"a\"}\n", "invalid_message", "a"),
+    ("{\"type\":\"proc/spawn/req\",\"id\":\"a\",\"cmd\":\"ls\"}\n", "schema_violation", "a"),
+    ("{\"type\":\"proc/spawn/req\",\"id\":\"a\",\"cmd\":[\"ls\",1]}\n", "schema_violation", "a"),
+    ("{\"type\":\"proc/spawn/req\",\"id\":\"a\",\"cmd\":null}\n", "schema_violation", "a"),
+    (
+        "{\"type\":\"proc/spawn/req\",\"id\":\"a\",\"cmd\":[\"ls\"],\"env\":{\"A\":1}}\n",
+        "schema_violation",
+        "a",
+    ),
+    ("{\"type\":\"proc/spawn/req\",\"id\":\"a\",\"cmd\":[\"ls\"],\"env\":[]}\n", "schema_violation", "a"),
+    (
+        "{\"type\":\"proc/spawn/req\",\"id\":\"a\",\"cmd\":[\"ls\"],\"timeout\":\"1\"}\n",
+        "schema_violation",
+        "a",
+    ),
+    ("{\"type\":\"proc/spawn/req\",\"id\":\"a\",\"cmd\":[\"ls\"],\"cwd\":7}\n", "schema_violation", "a"),
+    ("{\"type\":\"proc/write/req\",\"id\":\"a\",\"proc_id\":\"x\",\"data\":5}\n", "schema_violation", "a"),
+    (
+        "{\"type\":\"proc/write/req\",\"id\":\"a\",\"proc_id\":\"x\",\"data\":\"\",\"eof\":\"yes\"}\n",
+        "schema_violation",
+        "a",
+    ),
+    ("{\"type\":\"proc/kill/req\",\"id\":\"a\",\"proc_id\":{}}\n", "schema_violation", "a"),
+    ("{\"type\":\"proc/status/req\",\"id\":\"a\",\"proc_id\":null}\n", "schema_violation", "a"),
+];
+
+/// The same for lines that are too long or too deep, all of them without an id that can be read.
+fn long_and_deep_lines() -> Vec<(String, &'static str)> {
+    const DEEP: usize = 100_000;
+    let around = |open: &str, inside: &str, close: &str| open.repeat(DEEP) + inside + &close.repeat(DEEP);
+    let field = |value: String| format!("{{\"type\":\"ping\",\"id\":\"a\",\"x\":{value}}}\n");
+    vec![
+        (around("[", "", "]") + "\n", "invalid_message"),
+        ("[".repeat(DEEP) + "\n", "parse_error"),
+        (field(around("[", "", "]")), "parse_error"),
+        (field(around("{\"a\":", "1", "}")), "parse_error"),
+        ("x".repeat(17 * MIB) + "\n", "invalid_message"),
+        (field(format!("\"{}\"", "y".repeat(17 * MIB))), "invalid_message"),
+    ]
+}
+
 #[test]
 fn each_bad_line_gets_its_error_and_nobody_else_notices() {
     let (host, mut client) = Setup::new("bad lines").start_greeted();
     let mut innocent = Innocent::start(&host, &mut client);
-    let deep = |open: &str, close: &str| [open.repeat(100_000), close.repeat(100_000)].concat();
-    let cases: &[(&str, &str, &str)] = &[
-        ("{\n", "parse_error", ""),
-        ("ls\n", "parse_error", ""),
-        ("{\"type\":\"ping\",\"id\":\"a\"\n", "parse_error", ""),
-        ("{\"type\":\"ping\",\"id\":\"a\"}}\n", "parse_error", ""),
-        ("{\"type\":\"ping\",\"id\":\"a\0\"}\n", "parse_error", ""),
-        ("\0\n", "parse_error", ""),
-        ("[{\"type\":\"ping\",\"id\":\"a\"}]\n", "invalid_message", ""),
-        ("\"ping\"\n", "invalid_message", ""),
-        ("null\n", "invalid_message", ""),
-        ("{}\n", "invalid_message", ""),
-        ("{\"id\":\"a\"}\n", "invalid_message", "a"),
-        ("{\"type\":null,\"id\":\"a\"}\n", "invalid_message", "a"),
-        ("{\"type\":\"proc/fly/req\",\"id\":\"a\"}\n", "invalid_message", "a"),
-        ("{\"type\":\"proc/spawn/resp\",\"id\":\"a\"}\n", "invalid_message", "a"),
-        ("{\"type\":\"proc/read/event\",\"id\":\"a\"}\n", "invalid_message", "a"),
-        ("{\"type\":\"proc/spawn/req\",\"id\":\"a\",\"cmd\":\"ls\"}\n", "schema_violation", "a"),
-        ("{\"type\":\"proc/spawn/req\",\"id\":\"a\",\"cmd\":[\"ls\",1]}\n", "schema_violation", "a"),
-        ("{\"type\":\"proc/spawn/req\",\"id\":\"a\",\"cmd\":null}\n", "schema_violation", "a"),
-        (
-            "{\"type\":\"proc/spawn/req\",\"id\":\"a\",\"cmd\":[\"ls\"],\"env\":{\"A\":1}}\n",
-            "schema_violation",
-            "a",
-        ),
-        ("{\"type\":\"proc/spawn/req\",\"id\":\"a\",\"cmd\":[\"ls\"],\"env\":[]}\n", "schema_violation", "a"),
-        (
-            "{\"type\":\"proc/spawn/req\",\"id\":\"a\",\"cmd\":[\"ls\"],\"timeout\":\"1\"}\n",
-            "schema_violation",
-            "a",
-        ),
-        ("{\"type\":\"proc/spawn/req\",\"id\":\"a\",\"cmd\":[\"ls\"],\"cwd\":7}\n", "schema_violation", "a"),
-        (
-            "{\"type\":\"proc/write/req\",\"id\":\"a\",\"proc_id\":\"x\",\"data\":5}\n",
-            "schema_violation",
-            "a",
-        ),
-        (
-            "{\"type\":\"proc/write/req\",\"id\":\"a\",\"proc_id\":\"x\",\"data\":\"\",\"eof\":\"yes\"}\n",
-            "schema_violation",
-            "a",
-        ),
-        ("{\"type\":\"proc/kill/req\",\"id\":\"a\",\"proc_id\":{}}\n", "schema_violation", "a"),
-        ("{\"type\":\"proc/status/req\",\"id\":\"a\",\"proc_id\":null}\n", "schema_violation", "a"),
-        (&(deep("[", "]") + "\n"), "invalid_message", ""),
-        (&("[".repeat(100_000) + "\n"), "parse_error", ""),
-        (&format!("{{\"type\":\"ping\",\"id\":\"a\",\"x\":{}}}\n", deep("[", "]")), "parse_error", ""),
-        (
-            &format!(
-                "{{\"type\":\"ping\",\"id\":\"a\",\"x\":{}}}\n",
-                deep("{\"a\":", "}").replace(":}", ":1}")
-            ),
-            "parse_error",
-            "",
-        ),
-        (&("x".repeat(17 * MIB) + "\n"), "invalid_message", ""),
-        (
-            &format!("{{\"type\":\"ping\",\"id\":\"a\",\"x\":\"{}\"}}\n", "y".repeat(17 * MIB)),
-            "invalid_message",
-            "",
-        ),
-    ];
-    for (line, code, req_id) in cases {
+    let long = long_and_deep_lines();
+    let long = long.iter().map(|(line, code)| (line.as_str(), *code, ""));
+    for (line, code, req_id) in BAD_LINES.iter().copied().chain(long) {
         is_refused(&mut client, line.as_bytes(), code, req_id);
         innocent.answers(&mut client);
     }

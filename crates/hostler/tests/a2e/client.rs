@@ -72,7 +72,13 @@ impl Message {
         let event: WireEvent = serde_json::from_slice(line).unwrap_or_else(|e| panic!("{e}: {}", shown()));
         let data: WireData = match event.data {
             Value::String(text) => serde_json::from_str(&text).unwrap_or_else(|e| panic!("{e}: {}", shown())),
-            object => serde_json::from_value(object).unwrap_or_else(|e| panic!("{e}: {}", shown())),
+            object @ (Value::Null
+            | Value::Bool(_)
+            | Value::Number(_)
+            | Value::Array(_)
+            | Value::Object(_)) => {
+                serde_json::from_value(object).unwrap_or_else(|e| panic!("{e}: {}", shown()))
+            }
         };
         let data = match (data.text, data.code, event.stream_type.as_str()) {
             (Some(text), None, "stdout" | "stderr") => Data::Text(text),
@@ -97,7 +103,6 @@ impl Message {
 #[derive(Clone, Debug)]
 pub(crate) struct Proc {
     pub(crate) id: String,
-    pub(crate) pid: i32,
     pub(crate) req_id: String,
 }
 
@@ -306,8 +311,8 @@ impl Client {
     pub(crate) fn spawned(&mut self, req_id: &str) -> Proc {
         let reply = self.reply(req_id);
         assert_eq!(reply["ok"], true, "{reply}");
-        let pid = i32::try_from(reply["pid"].as_i64().unwrap()).unwrap();
-        Proc { id: reply["proc_id"].as_str().unwrap().to_owned(), pid, req_id: req_id.to_owned() }
+        assert!(reply["pid"].as_i64().unwrap() > 1, "{reply}");
+        Proc { id: reply["proc_id"].as_str().unwrap().to_owned(), req_id: req_id.to_owned() }
     }
 
     /// Starts the helper child and waits until it is ready.

@@ -24,8 +24,7 @@ fn fill(host: &Host, client: &mut Client) -> Vec<Proc> {
             assert!(is_proc_limit(&reply), "{reply}");
             return procs;
         }
-        let pid = i32::try_from(reply["pid"].as_i64().unwrap()).unwrap();
-        procs.push(Proc { id: reply["proc_id"].as_str().unwrap().to_owned(), pid, req_id: id });
+        procs.push(Proc { id: reply["proc_id"].as_str().unwrap().to_owned(), req_id: id });
     }
 }
 
@@ -82,7 +81,7 @@ fn a_burst_never_slips_through_the_quota() {
             match client.next().unwrap() {
                 Message::Reply(reply) if reply["ok"] == true => {
                     let text = |field: &str| reply[field].as_str().unwrap().to_owned();
-                    started.push(Proc { id: text("proc_id"), pid: 0, req_id: text("req_id") });
+                    started.push(Proc { id: text("proc_id"), req_id: text("req_id") });
                 }
                 Message::Reply(reply) => {
                     assert!(is_proc_limit(&reply), "{reply}");

@@ -33,7 +33,7 @@ fn a_line_of_100_mib_arrives_whole_in_pieces() {
                 pieces += 1;
                 most = most.max(text.len());
             }
-            end => {
+            end @ (RawData::Code(_) | RawData::Killed) => {
                 assert_eq!(end, RawData::Code("0"));
                 break;
             }

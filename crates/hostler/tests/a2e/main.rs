@@ -4,6 +4,7 @@
 //! speaks A2E over any pair of descriptors. The other modules hold the tests, one a matter.
 #![expect(
     clippy::unwrap_used,
+    clippy::expect_used,
     clippy::panic,
     reason = "helpers of tests, which clippy does not take for tests"
 )]

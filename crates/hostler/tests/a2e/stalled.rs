@@ -125,10 +125,10 @@ fn a_client_that_stops_reading_for_a_while_gets_everything_in_order() {
     host.end(client);
 }
 
-/// 500 MB in a build without optimisation, where the host is much slower, else 2 GB; HOSTLER_TEST_BYTES for more by hand.
+/// 250 MB in a build without optimisation, where the host is much slower, else 2 GB; HOSTLER_TEST_BYTES for more by hand.
 fn volume() -> u64 {
     let by_hand = std::env::var("HOSTLER_TEST_BYTES").ok().map(|bytes| bytes.parse().unwrap());
-    let bytes: u64 = by_hand.unwrap_or(if cfg!(debug_assertions) { 500_000_000 } else { 2_000_000_000 });
+    let bytes: u64 = by_hand.unwrap_or(if cfg!(debug_assertions) { 250_000_000 } else { 2_000_000_000 });
     bytes / LINE_BYTES as u64 * LINE_BYTES as u64
 }
 

@@ -46,6 +46,7 @@
 //!
 //! Exit statuses of its own: 64 wrong usage, 71 a system call failed, 75 the 15 minutes are over.
 #![no_main]
+#![expect(unsafe_code, reason = "it does by hand what the runtime of std would do otherwise")]
 #![expect(
     clippy::disallowed_methods,
     reason = "the helper child reads the clock and sleeps to bound its own life"
