@@ -5,7 +5,7 @@
 //! what needs no escape as a block. `data` is JSON inside a JSON string by default, so most escapes are double.
 //!
 //! It does not decide when to flush and keeps no bytes: what it did not take, the caller offers again, with more behind
-//! it. The escapes themselves are in [`escape`].
+//! it. The escapes themselves are in `escape`.
 //!
 //! Invariants:
 //! - The joined texts of a stream are its bytes, invalid UTF-8 replaced as [`String::from_utf8_lossy`] does.

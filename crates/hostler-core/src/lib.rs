@@ -16,35 +16,9 @@
 //!
 //! # Example
 //!
-//! ```no_run
-//! use hostler_core::{Host, HostOptions, Nursery, SessionOptions, SpawnSpec, Stream, Then, CursorRead};
+//! The file `examples/two_minutes.rs`; `cargo test` runs it.
 //!
-//! // First thing in main: nursery and keepers are this same binary.
-//! hostler_core::run_if_helper();
-//! let nursery = Nursery::start(Default::default())?;
-//!
-//! let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-//! runtime.block_on(async {
-//!     let host = Host::start(nursery, HostOptions::default())?;
-//!     let session = host.open_session(SessionOptions::record());
-//!
-//!     let cat = session.spawn(SpawnSpec::new(["cat"])).await?;
-//!     cat.write(b"hello\n", Then::Close).done().await?;
-//!
-//!     let mut output = cat.cursor(Stream::Stdout).expect("standard output is always there");
-//!     let mut buffer = [0; 64];
-//!     if let CursorRead::Chunk(n) = output.next(&mut buffer).await? {
-//!         assert_eq!(&buffer[..n], b"hello\n");
-//!     }
-//!     println!("{:?}", cat.finished().await);
-//!
-//!     let receipt = session.close(std::time::Duration::from_secs(1)).await;
-//!     assert_eq!(receipt.survivors.total, 0);
-//!     Ok::<_, Box<dyn std::error::Error>>(())
-//! })
-//! # .map_err(|e| e as Box<dyn std::error::Error>)
-//! # ; Ok::<_, Box<dyn std::error::Error>>(())
-//! ```
+#![doc = concat!("```standalone_crate\n", include_str!("../examples/two_minutes.rs"), "```")]
 
 pub mod capture;
 mod cursor;

@@ -63,7 +63,7 @@ pub(crate) struct A2eArgs {
     /// Leave `req_id` of events empty
     #[arg(long)]
     push_events: bool,
-    /// Append a JSON line for each handled request to this file
+    /// Append a JSON line for each handled `proc/*` request to this file
     #[arg(long, value_name = "FILE")]
     audit: Option<PathBuf>,
 }

@@ -3,7 +3,7 @@
 //! Each stream of a process has one [`Log`]. A log owns a small ring of the newest bytes, a [spool](Disk) of files
 //! for what the ring cannot hold, an index of reads, and the exact counts of what came in and what was dropped. It
 //! never reads a pipe, never waits and reads no clock: the driver of the process asks for room, reads, appends;
-//! readers ask for slices by offset ([`crate::cursor`] shares a log among them).
+//! readers ask for slices by offset ([`SharedLog`](crate::SharedLog) shares a log among them).
 //!
 //! Two [policies](Policy), never mixed:
 //! - **Record** keeps every byte in one file until the quota, then the head in the file, the tail in the ring, and

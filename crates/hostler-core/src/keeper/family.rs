@@ -3,8 +3,8 @@
 //! A keeper is a child subreaper: what its session starts stays below it. Direct children are either roots, which
 //! the books know, or *adopted*: descendants whose parent ended. An adopted process (with all that is below it)
 //! belongs to the process whose session, process group or control group it is in; failing that, to the one whose
-//! id it carries in its environment or whose output pipe it can still write to. Marks count only here, among our own
-//! adopted processes: a program elsewhere that carries the same environment is never looked at.
+//! output pipe it can still write to, or whose id it carries in its environment (which is more easily copied). Marks
+//! count only here, among our own adopted processes: a program elsewhere with the same environment is never looked at.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
@@ -117,8 +117,8 @@ impl Family {
         }
         let ours = |id: &ProcessId| books.pid_of(*id, attempt).is_some() || self.bereft.contains_key(id);
         cgroup::leaf_of(stat.pid, ours)
-            .or_else(|| procfs::environ_value(stat.pid, PROCESS_ID_VARIABLE)?.parse().ok().filter(ours))
             .or_else(|| self.by_pipe(books, attempt, stat.pid))
+            .or_else(|| procfs::environ_value(stat.pid, PROCESS_ID_VARIABLE)?.parse().ok().filter(ours))
     }
 
     fn by_pipe(&self, books: &Books, attempt: &Attempt, pid: i32) -> Option<ProcessId> {
