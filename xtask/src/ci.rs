@@ -51,8 +51,7 @@ fn everything(steps: &mut Steps) -> Result<()> {
     let deny = ["deny", "--locked", "--offline", "check", "bans", "licenses", "sources"];
     steps.command("deny", &mut house::cargo(&deny))?;
     tests(steps)?;
-    let mut release = house::cargo(&["build", "--release", "--locked", "--package", "hostler"]);
-    steps.command("release build", &mut release)?;
+    steps.command("release build", &mut house::release_build())?;
     steps.step("readme", smoke::readme)?;
     a2e_conformance(steps)
 }

@@ -23,6 +23,16 @@ pub(crate) fn release_binary() -> PathBuf {
     target().join("release").join("hostler")
 }
 
+/// Builds the optimised binary.
+pub(crate) fn build_release() -> Result<()> {
+    run(&mut release_build())
+}
+
+/// The command that builds it.
+pub(crate) fn release_build() -> Command {
+    cargo(&["build", "--release", "--locked", "--package", "hostler"])
+}
+
 /// A cargo command in the workspace, by the cargo that called us.
 pub(crate) fn cargo(arguments: &[&str]) -> Command {
     let cargo = env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo"));

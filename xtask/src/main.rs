@@ -43,6 +43,8 @@ enum Command {
     Tidy,
     /// Play a script of A2E messages to a real host and show both sides.
     Tour,
+    /// Run the examples of README.md against a release build.
+    Readme,
     /// Measure the bars of the design against their baselines and print a table.
     Bench(bench::Options),
 }
@@ -54,6 +56,7 @@ fn main() -> ExitCode {
         Command::Setup => setup::setup(),
         Command::Tidy => tidy::tidy(),
         Command::Tour => tour::tour(),
+        Command::Readme => smoke::built_readme(),
         Command::Bench(options) => bench::run(&options),
     };
     match done {

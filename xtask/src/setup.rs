@@ -56,7 +56,8 @@ fn packages() -> Result<()> {
     house::run(Command::new("apt-get").args(["install", "-y", "--no-install-recommends"]).args(missing))
 }
 
-fn on_path(program: &str) -> bool {
+/// Whether there is such a program.
+pub(crate) fn on_path(program: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path).any(|folder| is_program(&folder.join(program)))
 }

@@ -1,6 +1,9 @@
-//! The examples of README.md, run as they stand. A fenced block opened with "sh smoke" is run by bash with the
-//! release binary first on PATH and an empty home; a block "text smoke" right after it is what must be printed, line
-//! by line, where `..` stands for anything.
+//! The examples of README.md, run as they stand, so that what a newcomer reads there is true.
+//!
+//! A fenced block opened with "sh smoke" is run by bash in the folder of the clone, with the release binary first on
+//! PATH and an empty home. A block "text smoke" right after it is what must be printed, line by line. A block "text
+//! excerpt" anywhere after it holds lines that must be printed in this order, whatever is printed between them. `..`
+//! in either stands for anything.
 
 use std::env;
 use std::fs;
@@ -17,6 +20,13 @@ struct Example {
     line: usize,
     script: String,
     expected: Option<String>,
+    excerpts: Vec<String>,
+}
+
+/// Builds the release binary and runs the examples of README.md.
+pub(crate) fn built_readme() -> Result<()> {
+    house::build_release()?;
+    readme()
 }
 
 /// Runs the examples of README.md in order; without a README, or without examples in it, there is nothing to do.
@@ -42,17 +52,15 @@ impl Example {
         let path = env::var_os("PATH").unwrap_or_default();
         let path = env::join_paths(std::iter::once(first).chain(env::split_paths(&path)))?;
         let mut bash = Command::new("bash");
-        bash.args(["-euo", "pipefail", "-c", &self.script]).current_dir(home);
+        bash.args(["-euo", "pipefail", "-c", &self.script]).current_dir(house::root());
         bash.env("PATH", path).env("HOME", home).env("XDG_CONFIG_HOME", home.join("config"));
         let output =
             bash.env("XDG_STATE_HOME", home.join("state")).output().context("failed to start bash")?;
         let printed = String::from_utf8_lossy(&output.stdout);
         let complaint = String::from_utf8_lossy(&output.stderr);
         ensure!(output.status.success(), "bash ended with {}\n{printed}{complaint}", output.status);
-        match &self.expected {
-            Some(expected) => same(expected, &printed),
-            None => Ok(()),
-        }
+        self.expected.iter().try_for_each(|expected| same(expected, &printed))?;
+        self.excerpts.iter().try_for_each(|excerpt| excerpted(excerpt, &printed))
     }
 }
 
@@ -71,8 +79,11 @@ fn examples(text: &str) -> Vec<Example> {
             lines.by_ref().map(|(_, line)| line).take_while(|line| !line.starts_with("```")).collect();
         let body = body.join("\n");
         match (info.trim(), found.last_mut()) {
-            ("sh smoke", _) => found.push(Example { line: number + 1, script: body, expected: None }),
+            ("sh smoke", _) => {
+                found.push(Example { line: number + 1, script: body, expected: None, excerpts: Vec::new() })
+            }
             ("text smoke", Some(last)) if open => last.expected = Some(body),
+            ("text excerpt", Some(last)) => last.excerpts.push(body),
             _ => {}
         }
         open = info.trim() == "sh smoke";
@@ -85,6 +96,17 @@ fn same(expected: &str, printed: &str) -> Result<()> {
     let fits =
         expected.len() == printed.len() && expected.iter().zip(&printed).all(|(want, got)| like(want, got));
     ensure!(fits, "printed\n{}\nwhere this was expected\n{}", printed.join("\n"), expected.join("\n"));
+    Ok(())
+}
+
+fn excerpted(excerpt: &str, printed: &str) -> Result<()> {
+    let mut lines = printed.lines();
+    for want in excerpt.lines().filter(|line| !line.is_empty()) {
+        ensure!(
+            lines.any(|got| like(want, got)),
+            "printed\n{printed}\nwithout, or not in this place,\n{want}"
+        );
+    }
     Ok(())
 }
 
@@ -107,11 +129,26 @@ mod tests {
     #[test]
     fn only_marked_blocks_are_examples_and_output_belongs_to_the_block_before_it() {
         let text = "# T\n```sh\nrm -r x\n```\n\n```sh smoke\necho a\necho b\n```\n\n```text smoke\na\nb\n```\n\
-                    ```sh smoke\ntrue\n```\nprose\n```text smoke\nlost\n```\n";
+                    ```sh smoke\ntrue\n```\nprose\n```text smoke\nlost\n```\nprose\n```text excerpt\nc\n```\n";
         let all = examples(text);
-        let one = Example { line: 6, script: "echo a\necho b".into(), expected: Some("a\nb".into()) };
-        let two = Example { line: 15, script: "true".into(), expected: None };
+        let example = |line, script: &str, expected: Option<&str>, excerpts: &[&str]| Example {
+            line,
+            script: script.into(),
+            expected: expected.map(Into::into),
+            excerpts: excerpts.iter().map(|&text| text.into()).collect(),
+        };
+        let (one, two) = (example(6, "echo a\necho b", Some("a\nb"), &[]), example(15, "true", None, &["c"]));
         assert_eq!(all, [one, two]);
+    }
+
+    #[test]
+    fn the_lines_of_an_excerpt_are_printed_in_its_order() {
+        let printed = "a 1\nb\nc\n";
+        for (excerpt, fits) in
+            [("a ..\nc", true), ("a ..\n\nb\nc", true), ("c\nb", false), ("a", false), ("b\nb", false)]
+        {
+            assert_eq!(excerpted(excerpt, printed).is_ok(), fits, "{excerpt}");
+        }
     }
 
     #[test]
@@ -143,6 +180,7 @@ mod tests {
             line: 1,
             script: script.into(),
             expected: Some(expected.into()),
+            excerpts: vec!["..".into()],
         };
         assert!(example("echo one; echo two", "one\ntw..").run(&home).is_ok());
         assert!(example("false | true", "").run(&home).is_err());

@@ -11,7 +11,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use anyhow::{Context, Result, ensure};
 use serde_json::{Map, Value};
 
-use crate::house;
+use crate::{house, setup};
 
 /// One line of the script.
 #[derive(Debug)]
@@ -51,7 +51,11 @@ struct Conversation {
 
 /// Builds the host, plays the script, and ends the session by the end of input.
 pub(crate) fn tour() -> Result<()> {
-    house::run(&mut house::cargo(&["build", "--release", "--locked", "--package", "hostler"]))?;
+    ensure!(
+        setup::on_path("python3"),
+        "the tour starts python3, which is missing: `cargo xtask setup` installs it"
+    );
+    house::build_release()?;
     let script = house::root().join("examples/tour.jsonl");
     let text = fs::read_to_string(&script).with_context(|| format!("failed to read {}", script.display()))?;
     let mut conversation = Conversation::start()?;
@@ -100,7 +104,7 @@ impl Conversation {
         }
     }
 
-    /// A message without the fields that every message has, and with names for process ids.
+    /// A message without the fields that every message has, its type first, and with names for process ids.
     fn shown(&self, line: &str) -> String {
         let Ok(mut fields) = serde_json::from_str::<Map<String, Value>>(line) else { return line.to_owned() };
         for everywhere in ["version", "ts", "detail", "metadata"] {
@@ -109,7 +113,9 @@ impl Conversation {
         if fields.contains_key("req_id") {
             fields.remove("id");
         }
-        let mut text = Value::Object(fields).to_string();
+        let kind = fields.remove("type").unwrap_or_default();
+        let rest = Value::Object(fields).to_string();
+        let mut text = format!("{{\"type\":{kind},{}", rest.trim_start_matches('{'));
         for (proc_id, name) in &self.names {
             text = text.replace(proc_id, &format!("${name}"));
         }

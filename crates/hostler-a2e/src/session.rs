@@ -427,9 +427,7 @@ impl A2eSession {
             | SpawnError::TooLarge { .. }
             | SpawnError::Resources(_)
             | SpawnError::KeeperLost
-            | SpawnError::Canceled) => {
-                SpawnRefusal::Start { command: "the process".to_owned(), reason: io::Error::other(error) }
-            }
+            | SpawnError::Canceled) => SpawnRefusal::NotStarted { reason: io::Error::other(error) },
         }
     }
 

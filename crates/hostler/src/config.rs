@@ -50,7 +50,7 @@ pub(crate) struct A2e {
     pub(crate) audit: Option<Audit>,
 }
 
-/// The record of handled requests.
+/// The record of handled `proc/*` requests.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Audit {
     pub(crate) path: PathBuf,

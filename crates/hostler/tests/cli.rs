@@ -138,7 +138,8 @@ fn help_describes_commands_flags_defaults_and_exit_statuses() {
               Leave `req_id` of events empty [a2e.push_events, default: false]
 
           --audit <FILE>
-              Append a JSON line for each handled request to this file [a2e.audit.path, default: ""]
+              Append a JSON line for each handled `proc/*` request to this file [a2e.audit.path,
+              default: ""]
 
           --config <FILE>
               Read this configuration file too, instead of the one that HOSTLER_CONFIG names

@@ -82,7 +82,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         return run_optimised(options);
     }
     if options.binary.is_none() {
-        house::run(&mut house::cargo(&["build", "--release", "--locked", "--package", "hostler"]))?;
+        house::build_release()?;
     }
     let binary = options.binary.clone().unwrap_or_else(house::release_binary);
     let binary = binary.canonicalize().with_context(|| format!("failed to find {}", binary.display()))?;

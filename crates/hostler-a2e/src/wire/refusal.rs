@@ -265,6 +265,12 @@ pub enum SpawnRefusal {
         /// What the system said.
         reason: io::Error,
     },
+    /// The process could not be started for a reason that is not its command's.
+    #[error("the process was not started: {reason}")]
+    NotStarted {
+        /// What the core said.
+        reason: io::Error,
+    },
     /// The session ends.
     #[error("the session is ending and starts nothing any more; open a new one")]
     SessionEnding,
@@ -285,6 +291,7 @@ impl SpawnRefusal {
             | Self::WorkingDirectory { .. }
             | Self::NotFound { .. }
             | Self::Start { .. }
+            | Self::NotStarted { .. }
             | Self::SessionEnding => None,
         }
     }

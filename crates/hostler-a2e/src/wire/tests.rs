@@ -138,6 +138,7 @@ fn refused_spawns_say_what_to_do() {
             refused(SpawnRefusal::WorkingDirectory { cwd: text("/no/such"), reason: no_such_file() }),
             refused(SpawnRefusal::NotFound { command: text("python3") }),
             refused(SpawnRefusal::Start { command: text("ls"), reason: io::Error::from_raw_os_error(7) }),
+            refused(SpawnRefusal::NotStarted { reason: io::Error::other("the session's keeper was lost") }),
             refused(SpawnRefusal::SessionEnding),
         ]),
         @r#"
@@ -153,6 +154,7 @@ fn refused_spawns_say_what_to_do() {
     {"type":"proc/spawn/resp","req_id":"p1","proc_id":"","ok":false,"pid":0,"error":"cwd \"/no/such\": No such file or directory (os error 2); use a directory that exists, or \"\" for the host's own"}
     {"type":"proc/spawn/resp","req_id":"p1","proc_id":"","ok":false,"pid":0,"error":"command \"python3\" was not found on the host's PATH"}
     {"type":"proc/spawn/resp","req_id":"p1","proc_id":"","ok":false,"pid":0,"error":"failed to start \"ls\": Argument list too long (os error 7)"}
+    {"type":"proc/spawn/resp","req_id":"p1","proc_id":"","ok":false,"pid":0,"error":"the process was not started: the session's keeper was lost"}
     {"type":"proc/spawn/resp","req_id":"p1","proc_id":"","ok":false,"pid":0,"error":"the session is ending and starts nothing any more; open a new one"}
     "#
     );

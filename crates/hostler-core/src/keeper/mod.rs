@@ -131,6 +131,7 @@ fn become_helper(name: &std::ffi::CStr) -> io::Result<()> {
 }
 
 fn run_nursery() -> io::Result<()> {
+    crate::sys::limits::close_from(3);
     let socket = inherited_socket(rustix::stdio::stdin())?;
     // Out of the host's process group: a signal to that is the host's business.
     let _ = rustix::process::setsid();
@@ -140,6 +141,7 @@ fn run_nursery() -> io::Result<()> {
 }
 
 fn run_keeper() -> io::Result<()> {
+    crate::sys::limits::close_from(3);
     let requests = inherited_socket(rustix::stdio::stdin())?;
     let control = inherited_socket(rustix::stdio::stdout())?;
     let host = if fcntl_getfd(rustix::stdio::stderr()).is_ok_and(|f| f == FdFlags::empty()) {

@@ -39,3 +39,20 @@ pub fn exec_bytes() -> u64 {
 pub fn cpu_with_children() -> std::time::Duration {
     [libc::RUSAGE_SELF, libc::RUSAGE_CHILDREN].into_iter().map(super::wait::cpu_of).sum()
 }
+
+/// Closes every descriptor from `first` on, for a process that has just been executed and owns none of them: what the
+/// host was started with, or an embedder did not mark as closed on exec, must not reach programs.
+pub fn close_from(first: u32) {
+    // SAFETY: nothing in this process owns these descriptors yet.
+    let done = unsafe { libc::syscall(libc::SYS_close_range, first, u32::MAX, 0) } == 0;
+    if done {
+        return;
+    }
+    // Kernels before 5.9. The folder is read to its end before anything is closed, its own descriptor included.
+    let entries = std::fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
+    let open: Vec<i32> = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
+    for fd in open.into_iter().filter(|fd| i64::from(*fd) >= i64::from(first)) {
+        // SAFETY: as above.
+        unsafe { libc::close(fd) };
+    }
+}

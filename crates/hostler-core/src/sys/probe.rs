@@ -148,14 +148,14 @@ impl Feature {
             Self::Proc => "descendants are found in /proc",
             Self::ProcChildren => "only descendants are read, not all processes",
             Self::Memfd => "requests with large arguments or environments go by memory file",
-            Self::CloseRange => "not needed: every descriptor is closed on exec",
+            Self::CloseRange => "nursery and keepers close at once what the host was started with",
             Self::Cgroup => "each process gets a group, which is killed as a whole",
             Self::OpenFiles => {
                 "host and keepers raise theirs to the hard limit; processes get the soft one back"
             }
             Self::PidMax => "all processes of the machine share this number",
             Self::OomScore => "short of memory, the kernel ends processes before their host",
-            Self::StateFolder => "output that is not taken at once goes to disk",
+            Self::StateFolder => "output that a reader is behind with goes to disk",
         }
     }
 
@@ -174,11 +174,11 @@ impl Feature {
             Self::Proc => "no processes can be hosted: descendants cannot be found",
             Self::ProcChildren => "all processes of the machine are read to find descendants",
             Self::Memfd => "requests with more than about 200 KB of arguments and environment fail",
-            Self::CloseRange => "not needed: every descriptor is closed on exec",
+            Self::CloseRange => "nursery and keepers close one by one what the host was started with",
             Self::Cgroup => "trees are killed by walking descendants",
             Self::OpenFiles | Self::PidMax => "the limit shows only when it is reached",
             Self::OomScore => "short of memory, the kernel may end the host before its processes",
-            Self::StateFolder => "output is kept in memory only",
+            Self::StateFolder => "output is kept in memory only: a small buffer for each stream",
         }
     }
 }

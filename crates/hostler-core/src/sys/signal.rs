@@ -67,11 +67,22 @@ fn full_set() -> libc::sigset_t {
 /// one call before exec, an ignored one would be inherited.
 pub fn default_and_block_all() {
     for number in 1..=64 {
-        // SAFETY: SIG_DFL is a valid disposition; the calls for SIGKILL, SIGSTOP and libc's own signals fail harmlessly.
-        unsafe { libc::signal(number, libc::SIG_DFL) };
+        set_default(number);
     }
     // SAFETY: the set is initialised; the old mask is not asked for.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &full_set(), ptr::null_mut()) };
+}
+
+/// By the raw call: libc's own refuses the two signals that it keeps for itself, and those can be inherited as ignored
+/// like any other.
+fn set_default(number: i32) {
+    /// The kernel's struct is smaller than this on every machine; all zero is SIG_DFL without flags.
+    const DEFAULT: [u64; 8] = [0; 8];
+    const SET_BYTES: usize = 8;
+    // SAFETY: the kernel reads a struct of zeros; the old action is not asked for. SIGKILL and SIGSTOP fail harmlessly.
+    unsafe {
+        libc::syscall(libc::SYS_rt_sigaction, number, DEFAULT.as_ptr(), ptr::null_mut::<u64>(), SET_BYTES);
+    }
 }
 
 /// A descriptor that is readable when SIGCHLD is pending. SIGCHLD must be blocked.

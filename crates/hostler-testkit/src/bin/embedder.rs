@@ -94,6 +94,8 @@ impl Embedder {
             ["state", name] => format!("ok {:?}", self.processes[*name].state()),
             // first-line NAME -> ok LINE
             ["first-line", name] => self.first_line(name).await,
+            // output NAME -> ok TEXT, lines joined by |, once it has ended
+            ["output", name] => self.output(name).await,
             // live -> ok COUNT
             ["live"] => format!("ok {}", self.host.live()),
             // nurseries -> ok COUNT
@@ -129,6 +131,15 @@ impl Embedder {
             line.extend(byte);
         }
         format!("error output ended after {:?}", String::from_utf8_lossy(&line))
+    }
+
+    async fn output(&self, name: &str) -> String {
+        let mut cursor = self.processes[name].cursor(Stream::Stdout).expect("always there");
+        let (mut text, mut buffer) = (Vec::new(), [0; 4096]);
+        while let CursorRead::Chunk(n) = cursor.next(&mut buffer).await.expect("readable output") {
+            text.extend_from_slice(&buffer[..n]);
+        }
+        format!("ok {}", String::from_utf8_lossy(&text).trim_end().replace('\n', "|"))
     }
 
     async fn signal(&self, name: &str, signal: &str) -> String {

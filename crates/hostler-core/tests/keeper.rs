@@ -1,0 +1,345 @@
+//! The rules of nursery and keepers, each by what can be seen from outside.
+#![expect(clippy::unwrap_used, reason = "tests")]
+#![expect(clippy::disallowed_methods, reason = "tests start hosts and read the clock")]
+
+use std::ffi::OsString;
+use std::fs;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use hostler_core::{
+    CursorRead, End, Exit, HelperProgram, Host, HostOptions, Nursery, Outcome, Places, Process, Session,
+    SessionOptions, SpawnError, SpawnSpec, StopCause, Stream, outcome,
+};
+use hostler_testkit::{
+    Embedder, NoProcessLeft, TestEnv, Token, bin, children_of, evil, fd_count, is_alive, is_root, wait_until,
+};
+use rustix::process::{Pid, Signal, kill_process};
+
+const MAX: Duration = Duration::from_secs(20);
+const GRACE: Duration = Duration::from_millis(100);
+
+/// A host in this process, whose helpers run the test program that knows how.
+fn start_host(env: &TestEnv) -> Host {
+    let nursery = Nursery::start(HelperProgram::Path(bin("embedder"))).unwrap();
+    let places = Places { xdg_state_home: Some(env.state_home()), home: None, tmpdir: Some(env.tmp()) };
+    Host::start(nursery, HostOptions { places, ..HostOptions::default() }).unwrap()
+}
+
+async fn text(process: &Process) -> String {
+    let mut cursor = process.cursor(Stream::Stdout).unwrap();
+    let (mut text, mut buffer) = (Vec::new(), vec![0; 65536]);
+    while let CursorRead::Chunk(n) = cursor.next(&mut buffer).await.unwrap() {
+        text.extend_from_slice(&buffer[..n]);
+    }
+    String::from_utf8(text).unwrap()
+}
+
+async fn ready(process: &Process) {
+    let mut cursor = process.cursor(Stream::Stdout).unwrap();
+    let mut buffer = [0; 6];
+    assert_eq!(cursor.next(&mut buffer).await.unwrap(), CursorRead::Chunk(6));
+    assert_eq!(&buffer, b"ready\n");
+}
+
+async fn evil_process(session: &Session, mode: &str, token: &Token) -> Process {
+    let argv: [OsString; 3] = [evil().into(), mode.into(), token.as_str().into()];
+    let process = session.spawn(SpawnSpec::new(argv)).await.unwrap();
+    ready(&process).await;
+    process
+}
+
+async fn run(session: &Session, script: &str) -> String {
+    let process = session.spawn(SpawnSpec::new(["sh", "-c", script])).await.unwrap();
+    process.finished().await;
+    text(&process).await
+}
+
+fn kill(pid: i32, signal: Signal) {
+    kill_process(Pid::from_raw(pid).unwrap(), signal).unwrap();
+}
+
+/// The embedder after `setup` has run in the shell that becomes it.
+fn embedder_after(env: &TestEnv, setup: &str) -> Embedder {
+    let mut command: Command = env.command("sh");
+    command.arg("-c").arg(format!("{setup}; exec \"$0\"")).arg(bin("embedder"));
+    Embedder::start(command)
+}
+
+#[test]
+fn signals_that_the_host_ignores_do_not_reach_children_and_limits_are_the_original_ones() {
+    let env = TestEnv::new();
+    let token = Token::new("clean-start");
+    let _left = NoProcessLeft::new(&token);
+    // A descriptor that the host was started with and does not know.
+    let mut host = embedder_after(&env, "trap '' INT HUP USR1 PIPE; ulimit -Sn 400; exec 7</dev/zero");
+    host.session("a");
+    let evil = evil().to_string_lossy().into_owned();
+    let mut output = |mode: &str| {
+        host.spawn("a", mode, &[&evil, mode, token.as_str()]);
+        host.ask(&["output", mode])
+    };
+    let signals = output("print-signals");
+    for set in ["SigBlk", "SigIgn", "SigCgt"] {
+        let line =
+            signals.split('|').find(|line| line.starts_with(set)).unwrap_or_else(|| panic!("{signals}"));
+        assert!(line.ends_with("0000000000000000"), "{line}");
+    }
+    let limits = output("print-limits");
+    assert!(limits.contains("400"), "{limits}");
+    let ids = output("print-ids");
+    let numbers: Vec<i64> =
+        ids.split(|c: char| !c.is_ascii_digit() && c != '-').filter_map(|word| word.parse().ok()).collect();
+    assert_eq!((numbers[0], numbers[0]), (numbers[1], numbers[2]), "its own group and session: {ids}");
+    let own: i64 = fs::read_to_string("/proc/self/oom_score_adj").unwrap().trim().parse().unwrap();
+    assert_eq!(numbers[3], (own + 200).min(1000), "{ids}");
+    let fds = output("print-fds");
+    assert_eq!((fds.matches("pipe:").count(), fds.split('|').count()), (3, 4), "{fds}");
+    host.close("a", GRACE);
+}
+
+#[tokio::test]
+async fn a_lost_keeper_ends_its_session_s_processes_and_the_session_goes_on() {
+    let env = TestEnv::new();
+    let token = Token::new("keeper-lost");
+    let _left = NoProcessLeft::new(&token);
+    let host = start_host(&env);
+    let (a, b) = (host.open_session(SessionOptions::record()), host.open_session(SessionOptions::record()));
+    let first = evil_process(&a, "double-fork", &token).await;
+    let second = evil_process(&a, "ignore-term", &token).await;
+    let stranger = evil_process(&b, "pause", &token).await;
+    let keeper = a.keeper_pid().unwrap();
+    kill(keeper, Signal::KILL);
+    for process in [&first, &second] {
+        assert_eq!(outcome(process.finished().await), Some(Outcome::Lost));
+        assert!(!is_alive(process.pid().unwrap()));
+    }
+    wait_until("only the stranger is left", MAX, || token.pids() == [stranger.pid().unwrap()]);
+    assert_eq!(run(&a, "echo again").await, "again\n");
+    assert_ne!(a.keeper_pid(), Some(keeper));
+    assert_eq!(host.live(), 1);
+    a.close(GRACE).await;
+    assert!(is_alive(stranger.pid().unwrap()));
+    assert_eq!(b.close(GRACE).await.survivors.total, 0);
+}
+
+#[test]
+fn a_dead_nursery_leaves_sessions_whole_and_is_replaced() {
+    let env = TestEnv::new();
+    let token = Token::new("nursery-lost");
+    let _left = NoProcessLeft::new(&token);
+    let mut host = embedder_after(&env, ":");
+    let evil = evil().to_string_lossy().into_owned();
+    host.session("a");
+    let before = host.spawn("a", "before", &[&evil, "double-fork", token.as_str()]);
+    host.first_line("before");
+    let nursery = host.nursery();
+    kill(nursery, Signal::KILL);
+    wait_until("another nursery", MAX, || host.ask(&["nurseries"]) == "1");
+    assert!(is_alive(before.pid));
+    host.session("b");
+    host.spawn("b", "after", &[&evil, "hard-daemon", token.as_str()]);
+    host.first_line("after");
+    host.spawn("a", "more", &[&evil, "pause", token.as_str()]);
+    host.first_line("more");
+    host.kill();
+    token.wait_until_gone(MAX).expect("nothing outlives the host");
+}
+
+#[tokio::test]
+async fn a_keeper_that_stands_still_holds_nobody_up_for_ever() {
+    let env = TestEnv::new();
+    let token = Token::new("keeper-stopped");
+    let _left = NoProcessLeft::new(&token);
+    let host = start_host(&env);
+    let session = host.open_session(SessionOptions::record());
+    let process = evil_process(&session, "plain", &token).await;
+    kill(session.keeper_pid().unwrap(), Signal::STOP);
+    let began = Instant::now();
+    session.close(GRACE).await;
+    token.wait_until_gone(MAX).expect("the nursery kills what a given-up keeper leaves");
+    assert!(began.elapsed() < Duration::from_secs(30));
+    let _ = process.finished().await;
+}
+
+#[tokio::test]
+async fn failures_to_start_name_the_program_and_the_reason() {
+    let env = TestEnv::new();
+    let host = start_host(&env);
+    let session = host.open_session(SessionOptions::record());
+    let file = env.work().join("no-script");
+    fs::write(&file, "no interpreter line").unwrap();
+    fs::set_permissions(&file, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let file = file.to_string_lossy().into_owned();
+    let cases = [
+        ("no-such-program", libc::ENOENT),
+        ("/no/such/program", libc::ENOENT),
+        ("/etc/passwd", libc::EACCES),
+        ("/", libc::EACCES),
+        (file.as_str(), libc::ENOEXEC),
+    ];
+    for (program, errno) in cases {
+        match session.spawn(SpawnSpec::new([program])).await {
+            Err(SpawnError::Exec { program: named, source }) => {
+                assert_eq!((named.to_str(), source.raw_os_error()), (Some(program), Some(errno)));
+            }
+            other => panic!("{program}: {other:?}"),
+        }
+    }
+    for (cwd, errno) in [("/no/such/folder", libc::ENOENT), ("/etc/passwd", libc::ENOTDIR)] {
+        match session.spawn(SpawnSpec { cwd: Some(cwd.into()), ..SpawnSpec::new(["true"]) }).await {
+            Err(SpawnError::Cwd { cwd: named, source }) => {
+                assert_eq!((named.as_path(), source.raw_os_error()), (Path::new(cwd), Some(errno)));
+            }
+            other => panic!("{cwd}: {other:?}"),
+        }
+    }
+    assert_eq!(host.live(), 0);
+    assert_eq!(run(&session, "echo fine").await, "fine\n");
+    session.close(GRACE).await;
+}
+
+#[tokio::test]
+async fn programs_start_in_the_host_s_folder_or_where_they_are_told() {
+    let env = TestEnv::new();
+    let host = start_host(&env);
+    let session = host.open_session(SessionOptions::record());
+    let here = std::env::current_dir().unwrap();
+    assert_eq!(run(&session, "pwd -P").await.trim_end(), here.to_str().unwrap());
+    let relative = SpawnSpec { cwd: Some("src".into()), ..SpawnSpec::new(["pwd", "-P"]) };
+    let process = session.spawn(relative).await.unwrap();
+    assert_eq!(text(&process).await.trim_end(), here.join("src").to_str().unwrap());
+    session.close(GRACE).await;
+}
+
+#[tokio::test]
+async fn what_is_larger_than_a_packet_arrives_whole_and_what_is_too_large_is_told_with_figures() {
+    let env = TestEnv::new();
+    let host = start_host(&env);
+    let session = host.open_session(SessionOptions::record());
+    let word = "x".repeat(100_000);
+    let mut argv =
+        vec!["sh".to_owned(), "-c".into(), "echo $#; printf %s \"$*\" | wc -c".into(), "sh".into()];
+    argv.extend(std::iter::repeat_n(word.clone(), 9));
+    let env_entry = (OsString::from("LONG"), OsString::from(&word));
+    let process = session.spawn(SpawnSpec { env: vec![env_entry], ..SpawnSpec::new(argv) }).await.unwrap();
+    assert_eq!(text(&process).await, "9\n900008\n");
+    let too_long = SpawnSpec::new(["true".to_owned(), "x".repeat(131_072)]);
+    match session.spawn(too_long).await {
+        Err(error @ SpawnError::TooLarge { longest: 131_073, max_string: 131_072, .. }) => {
+            assert!(error.to_string().contains("131073"), "{error}");
+        }
+        other => panic!("{other:?}"),
+    }
+    let too_much = SpawnSpec::new(std::iter::repeat_n("x".repeat(131_000), 60));
+    assert!(matches!(
+        session.spawn(too_much).await,
+        Err(SpawnError::Exec { .. } | SpawnError::TooLarge { .. })
+    ));
+    assert_eq!(run(&session, "echo fine").await, "fine\n");
+    session.close(GRACE).await;
+}
+
+#[test]
+fn sessions_that_are_closed_leave_no_keeper_and_no_descriptor() {
+    let env = TestEnv::new();
+    let mut host = embedder_after(&env, ":");
+    let mut cycle = |n: usize| {
+        let name = n.to_string();
+        host.session(&name);
+        host.spawn(&name, &name, &["true"]);
+        host.ask(&["finished", &name]);
+        assert_eq!(host.close(&name, GRACE).survivors, 0);
+        wait_until("the spare alone", MAX, || children_of(host.nursery()).len() == 1);
+        fd_count(host.pid()).unwrap()
+    };
+    let before = (0..3).map(&mut cycle).max().unwrap();
+    let after = (3..53).map(&mut cycle).min().unwrap();
+    // Two keepers may be on their way out; fifty sessions that leave one each would show.
+    assert!(after < before + 20, "{before} descriptors became {after}");
+}
+
+#[tokio::test]
+async fn a_fork_bomb_ends_with_its_stop() {
+    let env = TestEnv::new();
+    let token = Token::new("fork-bomb");
+    let _left = NoProcessLeft::new(&token);
+    let host = start_host(&env);
+    let session = host.open_session(SessionOptions::record());
+    let argv: [OsString; 4] = [evil().into(), "fork-bomb".into(), "300".into(), token.as_str().into()];
+    let process = session.spawn(SpawnSpec::new(argv)).await.unwrap();
+    ready(&process).await;
+    let receipt = process.stop(StopCause::Request, Duration::ZERO).await;
+    assert_eq!(receipt.survivors.total, 0, "{receipt:?}");
+    token.wait_until_gone(MAX).unwrap();
+    session.close(GRACE).await;
+}
+
+/// A file system whose server never answers: what executes from it hangs in the kernel.
+struct DeadFuse {
+    folder: tempfile::TempDir,
+    _device: OwnedFd,
+}
+
+impl DeadFuse {
+    fn mount() -> Option<Self> {
+        use rustix::fs::{Mode, OFlags};
+        let folder = tempfile::tempdir().unwrap();
+        let device = rustix::fs::open("/dev/fuse", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).ok()?;
+        let options = format!("fd={},rootmode=40000,user_id=0,group_id=0", device.as_raw_fd());
+        let options = std::ffi::CString::new(options).unwrap();
+        rustix::mount::mount(
+            "dead",
+            folder.path(),
+            "fuse",
+            rustix::mount::MountFlags::NOSUID,
+            options.as_c_str(),
+        )
+        .ok()?;
+        Some(Self { folder, _device: device })
+    }
+}
+
+impl Drop for DeadFuse {
+    fn drop(&mut self) {
+        let _ = rustix::mount::unmount(self.folder.path(), rustix::mount::UnmountFlags::DETACH);
+    }
+}
+
+#[tokio::test]
+async fn an_exec_that_hangs_holds_up_neither_kills_nor_other_sessions() {
+    let Some(fuse) = is_root().then(DeadFuse::mount).flatten() else {
+        eprintln!("skipped: no file system can be mounted here that would make an exec hang");
+        return;
+    };
+    let env = TestEnv::new();
+    let token = Token::new("hung-exec");
+    let _left = NoProcessLeft::new(&token);
+    let host = start_host(&env);
+    let (a, b) = (host.open_session(SessionOptions::record()), host.open_session(SessionOptions::record()));
+    let running = evil_process(&a, "plain", &token).await;
+    let hanging = a.spawn(SpawnSpec::new([fuse.folder.path().join("program")]));
+    let hanging = tokio::spawn(hanging);
+    // The request has been sent by now; the keeper's spawner is in the kernel or about to be.
+    let child = || children_of(a.keeper_pid().unwrap()).into_iter().find(|pid| Some(*pid) != running.pid());
+    hostler_testkit::wait_until_async("a child that hangs in exec", MAX, async || child()).await;
+    assert_eq!(run(&b, "echo other session").await, "other session\n");
+    let receipt = running.stop(StopCause::Request, GRACE).await;
+    assert_eq!(receipt.survivors.total, 0);
+    let starting = a.processes().into_iter().find(|p| p.id() != running.id()).unwrap();
+    starting.stop(StopCause::Request, Duration::ZERO).await;
+    let end = starting.finished().await;
+    assert!(
+        matches!(
+            end,
+            End::Canceled { .. } | End::Exited(Exit { outcome: Outcome::Killed, .. }) | End::NotStarted
+        ),
+        "{end:?}"
+    );
+    drop(hanging.await);
+    assert_eq!(run(&a, "echo same session").await, "same session\n");
+    a.close(GRACE).await;
+    b.close(GRACE).await;
+}
