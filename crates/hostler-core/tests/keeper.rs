@@ -148,6 +148,25 @@ fn a_dead_nursery_leaves_sessions_whole_and_is_replaced() {
     token.wait_until_gone(MAX).expect("nothing outlives the host");
 }
 
+#[test]
+fn a_keeper_notices_the_host_s_death_though_another_process_holds_its_sockets() {
+    let env = TestEnv::new();
+    let (token, holder) = (Token::new("held-socket"), Token::new("socket-holder"));
+    let (_left, _holder) = (NoProcessLeft::new(&token), NoProcessLeft::new(&holder));
+    let mut host = embedder_after(&env, ":");
+    let evil = evil().to_string_lossy().into_owned();
+    host.session("a");
+    host.spawn("a", "daemon", &[&evil, "hard-daemon", token.as_str()]);
+    host.first_line("daemon");
+    let helpers = host.helpers();
+    let held: i32 = host.ask(&["fork-holder", holder.as_str()]).parse().unwrap();
+    host.kill();
+    token.wait_until_gone(MAX).expect("the keeper has noticed");
+    wait_until("nursery and keepers are gone", MAX, || helpers.iter().all(|pid| !is_alive(*pid)));
+    assert!(is_alive(held), "the embedder's own child is nobody's business");
+    holder.kill_all();
+}
+
 #[tokio::test]
 async fn a_keeper_that_stands_still_holds_nobody_up_for_ever() {
     let env = TestEnv::new();

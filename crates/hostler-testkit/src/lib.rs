@@ -40,7 +40,9 @@ pub use binaries::{bin, evil};
 pub use counter::SharedCounter;
 pub use embedder::{Counts, Embedder, Spawned};
 pub use env::TestEnv;
-pub use privilege::{NOBODY, PublicCopy, as_nobody, can_hide_cgroups, is_root, public_copy, without_cgroups};
+pub use privilege::{
+    NOBODY, PublicCopy, as_nobody, can_hide_cgroups, is_root, keep_on_exec, public_copy, without_cgroups,
+};
 pub use processes::{ProcessInfo, children_of, descendants, fd_count, is_alive, rss_kib};
 pub use tmpfs::Tmpfs;
 pub use token::{NoProcessLeft, Token};

@@ -139,6 +139,13 @@ fn wrap(mut prefix: Vec<OsString>, command: &Command) -> Command {
     wrapped
 }
 
+/// Lets the programs that this process executes inherit a descriptor. A number that is not open is left alone.
+#[expect(unsafe_code, reason = "a descriptor by its number, which may be anybody's in this process")]
+pub fn keep_on_exec(fd: i32) {
+    // SAFETY: changes a flag of a descriptor of this process, no memory.
+    unsafe { libc::fcntl(fd, libc::F_SETFD, 0) };
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -96,6 +96,8 @@ impl Embedder {
             ["first-line", name] => self.first_line(name).await,
             // output NAME -> ok TEXT, lines joined by |, once it has ended
             ["output", name] => self.output(name).await,
+            // fork-holder TOKEN -> ok PID of a child of the host's own that holds all its descriptors open
+            ["fork-holder", token] => fork_holder(token),
             // live -> ok COUNT
             ["live"] => format!("ok {}", self.host.live()),
             // nurseries -> ok COUNT
@@ -154,6 +156,22 @@ impl Embedder {
             Signalled::AlreadyEnded { .. } => "ok already 0 0".to_owned(),
         }
     }
+}
+
+/// What an embedder may do that knows nothing of sockets: start a program that keeps everything open.
+#[expect(clippy::disallowed_methods, reason = "the child is the embedder's own, not the host's")]
+fn fork_holder(token: &str) -> String {
+    let entries = std::fs::read_dir("/proc/self/fd").expect("/proc is mounted").flatten();
+    let fds: Vec<i32> = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
+    for fd in fds.into_iter().filter(|fd| *fd > 2) {
+        let path = format!("/proc/self/fd/{fd}");
+        let is_socket = std::fs::read_link(path).is_ok_and(|to| to.to_string_lossy().starts_with("socket:"));
+        if is_socket {
+            hostler_testkit::keep_on_exec(fd);
+        }
+    }
+    let holder = std::process::Command::new("sleep").arg("900").env("TESTKIT_TOKEN", token).spawn();
+    format!("ok {}", holder.expect("sleep starts").id())
 }
 
 fn millis(text: &str) -> Duration {
