@@ -91,6 +91,12 @@ pub async fn serve(
                 if let Flow::Shutdown(grace) = feed(&mut session, &mut codec, &buffer[..n], output.buffer()) {
                     break (Ending::Shutdown, grace);
                 }
+                // A client that never stops asking must not keep what it asks for from being said.
+                if wanted == Wanted::Everything
+                    && let Some(event) = session.try_next()
+                {
+                    take_batch(&mut session, event, output.buffer());
+                }
             }
             Wake::Core(event) => take_batch(&mut session, event, output.buffer()),
             Wake::Written(Ok(())) => {}

@@ -52,3 +52,8 @@ pub use state_dir::{Places, StateDir, StateDirError, StateHome};
 pub use stdin::{MAX_WAITING, Then, WriteError, Writing};
 pub use sys::signal::Signal;
 pub use sys::wait::Usage;
+
+/// The examples of the page are compiled, and the first one is run, by `cargo test --doc`.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/embedding.md")]
+struct EmbeddingPage;

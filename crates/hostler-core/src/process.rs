@@ -251,7 +251,10 @@ impl Inner {
                 None
             }
             Action::Release => {
-                self.facts.lock().place = None;
+                let mut facts = self.facts.lock();
+                facts.place = None;
+                facts.pidfd = None;
+                drop(facts);
                 let _ = self.mail.send(Mail::Gone);
                 None
             }
@@ -457,9 +460,7 @@ impl Process {
             let mut receipt = process.receipt(ticket, process.0.kill_limit).await;
             let done = async {
                 process.ended().await;
-                while process.0.has_survivors() && !process.0.is_closed() {
-                    process.0.changed.notified().await;
-                }
+                process.without_survivors().await;
             };
             let patience = grace + process.0.kill_limit + ANSWER_SLACK;
             if tokio::time::timeout(patience, done).await.is_err() {
@@ -507,6 +508,30 @@ impl Process {
             }
             changed.await;
         }
+    }
+
+    /// Waits until nothing that it started lives, as far as is known.
+    async fn without_survivors(&self) {
+        loop {
+            let changed = self.0.changed.notified();
+            tokio::pin!(changed);
+            changed.as_mut().enable();
+            if !self.0.has_survivors() || self.0.is_closed() {
+                return;
+            }
+            changed.await;
+        }
+    }
+
+    /// Sees to it that a request that nobody waits for is answered, or its keeper given up.
+    pub(crate) fn see_to(&self, ticket: Option<Ticket>) {
+        if ticket.is_none() {
+            return;
+        }
+        let process = self.clone();
+        tokio::spawn(async move {
+            process.receipt(ticket, process.0.kill_limit).await;
+        });
     }
 
     /// Waits until its end is reported: the root has ended and its output is complete.

@@ -1,5 +1,6 @@
 //! What a caller asks for when it starts a process, and what can be wrong with it.
 
+use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -98,12 +99,13 @@ impl SpawnSpec {
 
     /// The variables as the keeper wants them: `NAME=value`, each ended by NUL, one of a name.
     pub(crate) fn env_block(&self) -> Vec<u8> {
+        let last: HashMap<&OsStr, usize> =
+            self.env.iter().enumerate().map(|(index, (name, _))| (name.as_os_str(), index)).collect();
         let mut block = Vec::new();
         for (index, (name, value)) in self.env.iter().enumerate() {
-            if self.env[index + 1..].iter().any(|(later, _)| later == name) {
-                continue;
+            if last.get(name.as_os_str()) == Some(&index) {
+                env_entry(&mut block, name, value);
             }
-            env_entry(&mut block, name, value);
         }
         block
     }

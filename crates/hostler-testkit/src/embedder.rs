@@ -118,10 +118,11 @@ impl Embedder {
         self.ask(&["session", name]);
     }
 
-    /// The pid of the session's keeper; it has one from its first process on.
+    /// The pid of the session's keeper. It has one from its first process on; the host hears of the pid a little later.
     #[track_caller]
     pub fn keeper(&mut self, session: &str) -> i32 {
-        number(&self.ask(&["keeper", session]))
+        let pid = wait_until("the keeper's pid", ANSWER_MAX, || self.request(&["keeper", session]));
+        number(&pid)
     }
 
     /// Starts a program without a timeout.

@@ -8,7 +8,7 @@
 //! * [`embedder`]: a whole host in a process of its own, to be ended in any way.
 //! * [`env`](mod@env): a hermetic environment.
 //! * [`privilege`]: the same command as uid 65534, or without cgroups.
-//! * [`tmpfs`]: a small file system that can be filled up.
+//! * [`tmpfs`]: a small file system that can be filled up; [`fuse`]: one on which everything hangs.
 //! * [`numbered`] and [`counter`]: what the helper child `hostler-evil` prints and counts, so that a test can check
 //!   it.
 //!
@@ -30,6 +30,7 @@ pub mod token;
 pub mod binaries;
 pub mod embedder;
 pub mod env;
+pub mod fuse;
 pub mod privilege;
 pub mod tmpfs;
 
@@ -40,6 +41,7 @@ pub use binaries::{bin, evil};
 pub use counter::SharedCounter;
 pub use embedder::{Counts, Embedder, Spawned};
 pub use env::TestEnv;
+pub use fuse::DeadFuse;
 pub use privilege::{
     NOBODY, PublicCopy, as_nobody, can_hide_cgroups, is_root, keep_on_exec, public_copy, without_cgroups,
 };

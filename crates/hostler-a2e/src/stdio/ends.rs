@@ -3,14 +3,18 @@
 use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
+use std::time::Duration;
 
-use hostler_core::sys::reactor;
+use hostler_core::sys::{clock, reactor};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::net::{RecvFlags, SendFlags};
 use tokio::io::unix::AsyncFd;
 use tokio::io::{Interest, Ready};
 use tokio::sync::{mpsc, oneshot};
+
+/// Between two looks at an end that the reactor keeps reporting.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
 /// Chunks that a waiting thread may be ahead.
 const THREAD_CHUNKS: usize = 4;
@@ -303,6 +307,8 @@ async fn closed(kind: &Kind) {
             return;
         }
         ready.clear_ready();
+        // A peer that has closed only its own direction stays readable for ever.
+        tokio::time::sleep_until((clock::now() + LOOK_AGAIN).into()).await;
     }
 }
 

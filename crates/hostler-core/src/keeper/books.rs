@@ -32,6 +32,8 @@ pub(super) enum EarlyExit {
     StartSaid,
     /// The packet that says it, for the spawning thread to send after the start.
     Ready(Vec<u8>),
+    /// The watching thread keeps it until the start was said: the end of who lingers must not come before it.
+    Kept,
 }
 
 /// See the module.

@@ -12,10 +12,10 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use super::PROCESS_ID_VARIABLE;
-use super::books::Books;
+use super::books::{Books, Known};
 use crate::id::ProcessId;
 use crate::sys::cgroup::{self, Leaf};
-use crate::sys::clone::Attempt;
+use crate::sys::clone::{Attempt, InFlight};
 use crate::sys::procfs::{self, Stat};
 
 /// A process whose root has ended while something that it started lives on.
@@ -76,22 +76,37 @@ impl Family {
     }
 
     /// Looks at who has been adopted and finds owners for those that are new or still without one.
+    ///
+    /// A process that turns out to be dead may have left a child that was adopted after the list was read, so the list
+    /// is read again until it brings no new death: a chain of processes that fork and exit has somebody alive in it.
     pub(super) fn refresh(&mut self, books: &Books, attempt: &Attempt) {
-        let now: HashSet<i32> = self.adopted_pids(books, attempt).into_iter().collect();
-        self.adopted.retain(|pid, _| now.contains(pid));
-        for pid in now {
-            let Some(stat) = procfs::stat(pid) else { continue };
-            if stat.is_dead() {
-                self.adopted.remove(&pid);
-                continue;
+        let mut dead = HashSet::new();
+        loop {
+            let now: HashSet<i32> = self.adopted_pids(books, attempt).into_iter().collect();
+            self.adopted.retain(|pid, _| now.contains(pid));
+            let mut another_death = false;
+            for pid in now {
+                match procfs::stat(pid).filter(|stat| !stat.is_dead()) {
+                    Some(stat) => self.adopt(books, attempt, &stat),
+                    None => {
+                        self.adopted.remove(&pid);
+                        another_death |= dead.insert(pid);
+                    }
+                }
             }
-            let known = self.adopted.get(&pid).filter(|a| a.start_time == stat.start_time);
-            if known.is_some_and(|a| a.owner.is_some()) {
-                continue;
+            if !another_death {
+                return;
             }
-            let owner = self.owner(books, attempt, &stat);
-            self.adopted.insert(pid, Adopted { start_time: stat.start_time, owner });
         }
+    }
+
+    fn adopt(&mut self, books: &Books, attempt: &Attempt, stat: &Stat) {
+        let known = self.adopted.get(&stat.pid).filter(|a| a.start_time == stat.start_time);
+        if known.is_some_and(|a| a.owner.is_some()) {
+            return;
+        }
+        let owner = self.owner(books, attempt, stat);
+        self.adopted.insert(stat.pid, Adopted { start_time: stat.start_time, owner });
     }
 
     fn adopted_pids(&self, books: &Books, attempt: &Attempt) -> Vec<i32> {
@@ -99,7 +114,14 @@ impl Family {
             Some(file) => read_pids(file),
             None => procfs::children(rustix::process::getpid().as_raw_nonzero().get()),
         };
-        pids.retain(|pid| books.known(*pid, attempt) == super::books::Known::Adopted);
+        // In the watching thread's own list there is no child of a start under way, so a start whose child is not
+        // known yet makes nobody doubtful.
+        let own_list = self.own_children.is_some();
+        pids.retain(|pid| match books.known(*pid, attempt) {
+            Known::Adopted => true,
+            Known::Starting => own_list && attempt.in_flight() == InFlight::Unknown,
+            Known::Root | Known::Executing => false,
+        });
         pids
     }
 
@@ -132,10 +154,17 @@ impl Family {
     }
 
     /// Adopted processes of this owner, and everything below them. Call [`Family::refresh`] before.
+    ///
+    /// The adopted ones are listed even if they have ended since then: that a pass found them is a reason for another.
     pub(super) fn adopted_of(&self, id: ProcessId) -> Vec<Member> {
-        let tops: Vec<i32> =
-            self.adopted.iter().filter(|(_, a)| a.owner == Some(id)).map(|(pid, _)| *pid).collect();
-        with_descendants(tops)
+        let own = self.adopted.iter().filter(|(_, a)| a.owner == Some(id));
+        let mut members: Vec<Member> =
+            own.map(|(pid, a)| Member { pid: *pid, start_time: a.start_time }).collect();
+        let tops: Vec<i32> = members.iter().map(|m| m.pid).collect();
+        let mut below = Vec::new();
+        procfs::descendants(&tops, &mut below);
+        members.extend(below.into_iter().filter_map(member));
+        members
     }
 
     /// Everything alive that belongs to the process: root, descendants, adopted ones.

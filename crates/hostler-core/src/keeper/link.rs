@@ -86,9 +86,19 @@ enum Phase {
     Lost,
 }
 
+#[derive(Debug)]
+struct Sockets {
+    spawn: OwnedFd,
+    /// Registered for reading alone: a socket that is also watched for room would wake the host for every request
+    /// that the keeper takes.
+    control: Arc<AsyncFd<OwnedFd>>,
+}
+
 #[derive(Debug, Default)]
 struct State {
     phase: Phase,
+    /// Gone with the keeper: a process that is remembered keeps this link, but no descriptors.
+    sockets: Option<Sockets>,
     pid: Option<i32>,
     pidfd: Option<Arc<AsyncFd<OwnedFd>>>,
     spawns: VecDeque<Packet>,
@@ -103,10 +113,6 @@ struct State {
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct KeeperLink {
-    spawn: OwnedFd,
-    /// Registered for reading alone: a socket that is also watched for room would wake the host for every request
-    /// that the keeper takes.
-    control: AsyncFd<OwnedFd>,
     state: Mutex<State>,
     /// Something for the task: a queue is no longer empty, the pidfd has come, the end was declared.
     nudge: Notify,
@@ -128,14 +134,14 @@ impl KeeperLink {
     pub(crate) fn open() -> io::Result<(Arc<Self>, OwnedFd, OwnedFd)> {
         let (spawn, keeper_spawn) = packet::pair()?;
         let (control, keeper_control) = packet::pair()?;
+        let control = Arc::new(reactor::register(control, Interest::READABLE)?);
+        let sockets = Some(Sockets { spawn, control: Arc::clone(&control) });
         let link = Arc::new(Self {
-            spawn,
-            control: reactor::register(control, Interest::READABLE)?,
-            state: Mutex::new(State { has_nursery: true, ..State::default() }),
+            state: Mutex::new(State { sockets, has_nursery: true, ..State::default() }),
             nudge: Notify::new(),
             swept: Notify::new(),
         });
-        tokio::spawn(Arc::clone(&link).run());
+        tokio::spawn(Arc::clone(&link).run(control));
         Ok((link, keeper_spawn, keeper_control))
     }
 
@@ -177,7 +183,8 @@ impl KeeperLink {
             return Err(KeeperLost);
         }
         if state.spawns.is_empty() {
-            match packet.send(self.spawn.as_fd()) {
+            let Some(sockets) = &state.sockets else { return Err(KeeperLost) };
+            match packet.send(sockets.spawn.as_fd()) {
                 Ok(()) => {
                     state.clients.extend(client);
                     return Ok(());
@@ -208,7 +215,8 @@ impl KeeperLink {
         }
         state.tickets.insert(ticket, sender);
         let packet = Packet { bytes: request.encode(), fds: Vec::new() };
-        let sent = state.controls.is_empty() && packet.send(self.control.as_fd()).is_ok();
+        let sockets = state.sockets.as_ref().filter(|_| state.controls.is_empty());
+        let sent = sockets.is_some_and(|sockets| packet.send(sockets.control.as_fd()).is_ok());
         if !sent {
             // A socket that is broken is found to be so by the task.
             state.controls.push_back(packet);
@@ -229,9 +237,12 @@ impl KeeperLink {
 
     /// Lets a keeper go that has no session.
     pub(super) fn hang_up(&self) {
-        self.state.lock().phase = Phase::Closing;
-        let _ = rustix::net::shutdown(&self.spawn, Shutdown::Both);
-        let _ = rustix::net::shutdown(self.control.get_ref(), Shutdown::Both);
+        let mut state = self.state.lock();
+        state.phase = Phase::Closing;
+        if let Some(sockets) = &state.sockets {
+            let _ = rustix::net::shutdown(&sockets.spawn, Shutdown::Both);
+            let _ = rustix::net::shutdown(sockets.control.get_ref(), Shutdown::Both);
+        }
     }
 
     pub(super) fn started(&self, pid: i32, pidfd: Option<OwnedFd>) {
@@ -263,7 +274,7 @@ impl KeeperLink {
     }
 
     /// The link's task: until the keeper is gone.
-    async fn run(self: Arc<Self>) {
+    async fn run(self: Arc<Self>, control: Arc<AsyncFd<OwnedFd>>) {
         let mut buffer = vec![0_u8; 3 * (MAX_PIDS * 4 + 64)];
         loop {
             let (pidfd, spawns, controls) = {
@@ -275,7 +286,7 @@ impl KeeperLink {
             };
             let ended = tokio::select! {
                 biased;
-                received = self.control.async_io(Interest::READABLE, |fd| {
+                received = control.async_io(Interest::READABLE, |fd| {
                     packet::receive(fd.as_fd(), &mut buffer, Wait::Never)
                 }) => match received {
                     Ok(Some((len, fds))) => self.hear(&buffer[..len], fds),
@@ -287,7 +298,7 @@ impl KeeperLink {
                 () = self.nudge.notified() => false,
             };
             if ended {
-                self.hear_the_rest(&mut buffer);
+                self.hear_the_rest(&control, &mut buffer);
                 break;
             }
         }
@@ -295,17 +306,22 @@ impl KeeperLink {
     }
 
     /// What the keeper said before it ended is still true.
-    fn hear_the_rest(&self, buffer: &mut [u8]) {
-        while let Ok(Some((len, fds))) = packet::receive(self.control.as_fd(), buffer, Wait::Never) {
+    fn hear_the_rest(&self, control: &AsyncFd<OwnedFd>, buffer: &mut [u8]) {
+        while let Ok(Some((len, fds))) = packet::receive(control.as_fd(), buffer, Wait::Never) {
             self.hear(&buffer[..len], fds);
         }
     }
 
     /// Sends what a full socket had left waiting. Its descriptor is in the reactor only meanwhile.
     async fn drain(&self, queue: Queue) -> io::Result<()> {
-        let socket = match queue {
-            Queue::Spawn => self.spawn.try_clone()?,
-            Queue::Control => self.control.get_ref().try_clone()?,
+        let gone = || io::Error::from(io::ErrorKind::BrokenPipe);
+        let socket = {
+            let state = self.state.lock();
+            let sockets = state.sockets.as_ref().ok_or_else(gone)?;
+            match queue {
+                Queue::Spawn => sockets.spawn.try_clone()?,
+                Queue::Control => sockets.control.get_ref().try_clone()?,
+            }
         };
         let socket = reactor::register(socket, Interest::WRITABLE)?;
         socket
@@ -400,6 +416,8 @@ impl KeeperLink {
             state.tickets.clear();
             state.spawns.clear();
             state.controls.clear();
+            state.sockets = None;
+            state.pidfd = None;
             (std::mem::take(&mut state.clients), state.swept || expected)
         };
         for client in clients.values() {

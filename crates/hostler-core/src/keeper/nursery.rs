@@ -22,6 +22,9 @@ use crate::sys::{procfs, signal};
 /// Between two passes over what is left of a lost keeper.
 const SWEEP_PAUSE: Duration = Duration::from_millis(1);
 
+/// Between two wake-up calls to keepers that may have been stopped, once the host is gone.
+const WAKE_PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
+
 pub(super) struct Nursery {
     host: OwnedFd,
     host_process: Option<OwnedFd>,
@@ -54,6 +57,7 @@ impl Nursery {
         while self.host_alive || wait::peek_any() != Ended::NoChildren {
             self.wait();
             self.reap_all();
+            self.wake_keepers();
             self.sweep();
             self.flush();
         }
@@ -62,7 +66,11 @@ impl Nursery {
     fn wait(&mut self) {
         let pause = Timespec { tv_sec: 0, tv_nsec: SWEEP_PAUSE.subsec_nanos().into() };
         let idle = self.lost.is_empty() && (self.outbox.is_empty() || !self.host_alive);
-        let timeout = if idle { None } else { Some(&pause) };
+        let timeout = match (idle, self.host_alive) {
+            (false, _) => Some(&pause),
+            (true, false) => Some(&WAKE_PAUSE),
+            (true, true) => None,
+        };
         let mut fds = vec![PollFd::new(&self.child_signal, PollFlags::IN)];
         if self.host_alive {
             fds.push(PollFd::new(&self.host, PollFlags::IN));
@@ -148,6 +156,15 @@ impl Nursery {
                 self.lost.push(pid);
             }
             wait::reap(pid);
+        }
+    }
+
+    /// A keeper that was stopped cannot see that the host is gone.
+    fn wake_keepers(&self) {
+        if !self.host_alive {
+            for keeper in &self.keepers {
+                let _ = signal::send_child(*keeper, libc::SIGCONT);
+            }
         }
     }
 

@@ -199,7 +199,8 @@ fn write_down(books: &mut Books, pid: i32) -> Option<Vec<u8>> {
     match std::mem::take(&mut books.early_exit) {
         EarlyExit::Ready(packet) => return Some(packet),
         EarlyExit::Reaped => books.early_exit = EarlyExit::StartSaid,
-        EarlyExit::None | EarlyExit::StartSaid => {}
+        // Whoever keeps it is woken.
+        EarlyExit::None | EarlyExit::StartSaid | EarlyExit::Kept => {}
     }
     None
 }

@@ -67,6 +67,8 @@ pub(super) struct Watcher {
     host: Option<OwnedFd>,
     host_alive: bool,
     outbox: VecDeque<Vec<u8>>,
+    /// What is to be said of a process once its start was: see [`EarlyExit::Kept`].
+    kept: Option<(ProcessId, Vec<KeeperEvent>)>,
     waiting_for_room: bool,
 }
 
@@ -104,6 +106,7 @@ impl Watcher {
             host,
             host_alive: true,
             outbox: VecDeque::new(),
+            kept: None,
             waiting_for_room: false,
         })
     }
@@ -112,6 +115,7 @@ impl Watcher {
     pub(super) fn run(mut self) {
         while !self.is_finished() {
             self.wait();
+            self.say_kept();
             self.reap_all();
             self.close_step();
             self.hunt_step();
@@ -122,7 +126,7 @@ impl Watcher {
     fn is_finished(&self) -> bool {
         matches!(self.session, Session::Ending)
             && self.hunts.is_empty()
-            && (self.outbox.is_empty() || !self.host_alive)
+            && ((self.outbox.is_empty() && self.kept.is_none()) || !self.host_alive)
             && wait::peek_any() == Ended::NoChildren
     }
 
@@ -346,25 +350,47 @@ impl Watcher {
                 Pids::default()
             };
             let event = KeeperEvent::Exited { id: *id, status: *status, usage: *usage, lingerers };
-            if *early { self.answer_early(&event) } else { self.answer(&event) }
+            if *early { self.answer_early(*id, event) } else { self.answer(&event) }
         }
         for id in gone.into_iter().filter(|id| !news.iter().any(|(exited, ..)| exited == id)) {
-            self.answer(&KeeperEvent::Gone { id });
+            match &mut self.kept {
+                Some((kept, events)) if *kept == id => events.push(KeeperEvent::Gone { id }),
+                Some(_) | None => self.answer(&KeeperEvent::Gone { id }),
+            }
         }
     }
 
-    /// Leaves an exit to the spawning thread, which has not said the start yet; unless it just has.
-    fn answer_early(&mut self, event: &KeeperEvent) {
+    /// Leaves an exit to the spawning thread, which has not said the start yet; unless it just has, or there is more to
+    /// come, which only this thread can say after the exit.
+    fn answer_early(&mut self, id: ProcessId, event: KeeperEvent) {
+        // Its end will be said too, even where nobody who lingers is known by pid yet.
+        let lingers = self.family.is_bereft(id);
+        self.say_kept();
         {
             let mut books = self.shared.books.lock();
             match books.early_exit {
+                EarlyExit::Reaped if lingers => {
+                    books.early_exit = EarlyExit::Kept;
+                    books.look_again = true;
+                    self.kept = Some((id, vec![event]));
+                    return;
+                }
                 EarlyExit::Reaped => return books.early_exit = EarlyExit::Ready(event.encode()),
-                EarlyExit::None | EarlyExit::StartSaid | EarlyExit::Ready(_) => {
+                EarlyExit::None | EarlyExit::StartSaid | EarlyExit::Ready(_) | EarlyExit::Kept => {
                     books.early_exit = EarlyExit::None
                 }
             }
         }
-        self.answer(event);
+        self.answer(&event);
+    }
+
+    /// Says what was kept, if the start was said by now.
+    fn say_kept(&mut self) {
+        if self.kept.is_none() || matches!(self.shared.books.lock().early_exit, EarlyExit::Kept) {
+            return;
+        }
+        let kept = self.kept.take().into_iter();
+        kept.flat_map(|(_, events)| events).for_each(|event| self.answer(&event));
     }
 
     /// SIGTERM to the rest after a moment, SIGKILL when the grace is over, or as soon as nobody needs it.

@@ -17,7 +17,7 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::mpsc;
 
-use super::Inner;
+use super::{Inner, Process};
 use crate::capture::{SeqCounter, Stream};
 use crate::cursor::SharedLog;
 use crate::drain::{Drain, DrainLimits, Drainer, Pending};
@@ -245,9 +245,10 @@ impl Pump {
         let now = clock::now();
         if self.timeout_at.is_some_and(|at| at <= now) {
             self.timeout_at = None;
-            let _ = self.process.step(Input::Stop { cause: StopCause::Timeout, grace: self.process.grace });
+            let stop = Input::Stop { cause: StopCause::Timeout, grace: self.process.grace };
+            Process(Arc::clone(&self.process)).see_to(self.process.step(stop));
         }
-        let _ = self.process.step(Input::Tick);
+        Process(Arc::clone(&self.process)).see_to(self.process.step(Input::Tick));
         if self.exited && !self.drained {
             let drain = self.drainer.tick(now);
             self.check(drain);

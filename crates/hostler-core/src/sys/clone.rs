@@ -198,7 +198,11 @@ struct ChildContext<'a> {
 /// # Errors
 /// [`FailedStart`]; a child that failed before its program is left as a zombie, so that the caller can reap it in step
 /// with whoever may be about to signal it.
-pub fn start(plan: &ExecPlan<'_>, stack: &mut ChildStack, attempt: &Attempt) -> Result<Started, FailedStart> {
+pub(crate) fn start(
+    plan: &ExecPlan<'_>,
+    stack: &mut ChildStack,
+    attempt: &Attempt,
+) -> Result<Started, FailedStart> {
     attempt.begin();
     debug_assert!(
         plan.argv.last().is_some_and(|p| p.is_null()) && plan.envp.last().is_some_and(|p| p.is_null())
@@ -426,7 +430,12 @@ unsafe fn exec_first(plan: &ExecPlan<'_>) -> (Step, i32) {
         // SAFETY: the strings and arrays live in the stopped parent and the arrays end with null pointers.
         unsafe { libc::execve(candidate.as_ptr(), plan.argv.as_ptr(), plan.envp.as_ptr()) };
         match last_errno() {
-            libc::ENOENT | libc::ENOTDIR | libc::ESTALE | libc::ENODEV | libc::ETIMEDOUT => {}
+            // Of a search nobody wants to know which folder was none; of a path that was given, what is wrong with it.
+            missing @ (libc::ENOENT | libc::ENOTDIR | libc::ESTALE | libc::ENODEV | libc::ETIMEDOUT) => {
+                if plan.candidates.len() == 1 {
+                    errno = missing;
+                }
+            }
             libc::EACCES => errno = libc::EACCES,
             other => return (Step::Exec, other),
         }

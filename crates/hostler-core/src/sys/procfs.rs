@@ -21,14 +21,16 @@ pub struct Stat {
     pub group: i32,
     /// Session.
     pub session: i32,
+    /// Threads that are not gone; a leader that has ended while others run is a zombie and counts.
+    pub threads: u32,
     /// Start time in clock ticks since boot: with the pid it names one process for ever.
     pub start_time: u64,
 }
 
 impl Stat {
-    /// Whether the process has ended and waits to be reaped.
+    /// Whether the process has ended and waits to be reaped. A main thread may end alone and look like it.
     pub fn is_dead(&self) -> bool {
-        matches!(self.state, b'Z' | b'X' | b'x')
+        matches!(self.state, b'Z' | b'X' | b'x') && self.threads <= 1
     }
 }
 
@@ -52,9 +54,10 @@ fn parse_stat(pid: i32, text: &[u8]) -> Option<Stat> {
     let parent = fields.next()?.parse().ok()?;
     let group = fields.next()?.parse().ok()?;
     let session = fields.next()?.parse().ok()?;
-    // Field 22 of the page is the start time; the state was field 3.
-    let start_time = fields.nth(15)?.parse().ok()?;
-    Some(Stat { pid, state, parent, group, session, start_time })
+    // Field 20 of the page is the number of threads, 22 the start time; the session was field 6.
+    let threads = fields.nth(13)?.parse().ok()?;
+    let start_time = fields.nth(1)?.parse().ok()?;
+    Some(Stat { pid, state, parent, group, session, threads, start_time })
 }
 
 /// Pids separated by white space.
@@ -150,7 +153,15 @@ mod tests {
         let text = b"42 (a) b (c)) S 7 8 9 0 -1 4194304 1 2 3 4 5 6 7 8 20 0 1 0 987654 1 2";
         assert_eq!(
             parse_stat(42, text),
-            Some(Stat { pid: 42, state: b'S', parent: 7, group: 8, session: 9, start_time: 987_654 })
+            Some(Stat {
+                pid: 42,
+                state: b'S',
+                parent: 7,
+                group: 8,
+                session: 9,
+                threads: 1,
+                start_time: 987_654
+            })
         );
         assert_eq!(parse_stat(42, b"42 (x) S 7"), None);
         assert_eq!(parse_stat(42, b""), None);

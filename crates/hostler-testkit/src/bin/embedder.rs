@@ -98,6 +98,8 @@ impl Embedder {
             ["output", name] => self.output(name).await,
             // fork-holder TOKEN -> ok PID of a child of the host's own that holds all its descriptors open
             ["fork-holder", token] => fork_holder(token),
+            // child ARG... -> ok PID of a child of the embedder's own, without standard streams
+            ["child", program, args @ ..] => own_child(program, args),
             // live -> ok COUNT
             ["live"] => format!("ok {}", self.host.live()),
             // nurseries -> ok COUNT
@@ -172,6 +174,18 @@ fn fork_holder(token: &str) -> String {
     }
     let holder = std::process::Command::new("sleep").arg("900").env("TESTKIT_TOKEN", token).spawn();
     format!("ok {}", holder.expect("sleep starts").id())
+}
+
+/// Starts a program without the host. Nobody waits for it, as nobody does for a child that a library has started.
+#[expect(clippy::disallowed_methods, reason = "the child is the embedder's own, not the host's")]
+fn own_child(program: &str, args: &[&str]) -> String {
+    use std::process::{Command, Stdio};
+    let mut command = Command::new(program);
+    command.args(args).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    match command.spawn() {
+        Ok(child) => format!("ok {}", child.id()),
+        Err(error) => format!("error {program}: {error}"),
+    }
 }
 
 fn millis(text: &str) -> Duration {

@@ -1,0 +1,90 @@
+//! The rules of nursery and keepers where something is wrong around them: a host that was started badly, an exec
+//! that hangs, helpers that are killed or stopped, a host that is pid 1, requests at the kernel's limits, and what dead
+//! hosts leave behind. What happens on good days is in `keeper.rs`, every way to escape in `orphans.rs`.
+#![expect(clippy::unwrap_used, clippy::panic, reason = "tests")]
+#![expect(clippy::disallowed_methods, reason = "tests start hosts and read the clock")]
+
+mod bad_starts;
+mod container;
+mod hung_exec;
+mod leftovers;
+mod lost_helpers;
+mod requests;
+
+use std::ffi::OsString;
+use std::time::Duration;
+
+use hostler_core::{
+    CursorRead, HelperProgram, Host, HostOptions, Nursery, Places, Process, Session, SpawnSpec, Stream,
+};
+use hostler_testkit::{ProcessInfo, TestEnv, Token, bin, evil, is_alive, wait_until, wait_until_async};
+use rustix::process::{Pid, Signal, kill_process};
+
+/// Longer than anything here takes, also where the machine is busy.
+const MAX: Duration = Duration::from_secs(30);
+const GRACE: Duration = Duration::from_millis(100);
+
+/// A host in this process, whose helpers run the test program that knows how.
+fn start_host(env: &TestEnv) -> Host {
+    let nursery = Nursery::start(HelperProgram::Path(bin("embedder"))).unwrap();
+    let places = Places { xdg_state_home: Some(env.state_home()), home: None, tmpdir: Some(env.tmp()) };
+    Host::start(nursery, HostOptions { places, env: env.vars(), ..HostOptions::default() }).unwrap()
+}
+
+/// The path of the helper child, for argument lists.
+fn evil_path() -> String {
+    evil().into_os_string().into_string().unwrap()
+}
+
+/// Starts the helper child and waits until its tree stands.
+async fn evil_process(session: &Session, mode: &str, token: &Token) -> Process {
+    let argv: [OsString; 3] = [evil().into(), mode.into(), token.as_str().into()];
+    let process = session.spawn(SpawnSpec::new(argv)).await.unwrap();
+    let mut cursor = process.cursor(Stream::Stdout).unwrap();
+    let mut buffer = [0; 6];
+    assert_eq!(cursor.next(&mut buffer).await.unwrap(), CursorRead::Chunk(6));
+    assert_eq!(&buffer, b"ready\n");
+    process
+}
+
+/// All of standard output.
+async fn output(process: &Process) -> Vec<u8> {
+    let mut cursor = process.cursor(Stream::Stdout).unwrap();
+    let (mut bytes, mut buffer) = (Vec::new(), vec![0; 65536]);
+    while let CursorRead::Chunk(n) = cursor.next(&mut buffer).await.unwrap() {
+        bytes.extend_from_slice(&buffer[..n]);
+    }
+    bytes
+}
+
+/// What a shell prints in this session: proof that it still starts programs and hears of their ends.
+async fn run(session: &Session, script: &str) -> String {
+    let process = session.spawn(SpawnSpec::new(["sh", "-c", script])).await.unwrap();
+    process.finished().await;
+    String::from_utf8(output(&process).await).unwrap()
+}
+
+/// The session's keeper. The nursery says who that is on its own time: a process may run before it has.
+async fn keeper_of(session: &Session) -> i32 {
+    wait_until_async("the keeper's pid", MAX, async || session.keeper_pid()).await
+}
+
+fn kill(pid: i32, signal: Signal) {
+    kill_process(Pid::from_raw(pid).unwrap(), signal).unwrap();
+}
+
+fn parent_of(pid: i32) -> i32 {
+    ProcessInfo::of(pid).unwrap().parent
+}
+
+/// Waits until nursery and keepers have ended.
+#[track_caller]
+fn wait_for_helpers(pids: &[i32]) {
+    // A pid that somebody else has by now is not one of them.
+    let is_helper =
+        |pid: &i32| is_alive(*pid) && ProcessInfo::of(*pid).is_some_and(|p| p.cmdline.contains("__hostler-"));
+    wait_until("the end of nursery and keepers", MAX, || {
+        let left: Vec<i32> = pids.iter().copied().filter(is_helper).collect();
+        if left.is_empty() { Ok(()) } else { Err(left) }
+    });
+}

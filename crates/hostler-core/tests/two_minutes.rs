@@ -1,0 +1,20 @@
+//! The example of the crate's page is a program: it is run as one, and shows and leaves what its page says.
+
+use hostler_testkit::{NoProcessLeft, TestEnv, Token, bin};
+
+#[test]
+fn the_example_shows_what_its_programs_said_and_leaves_nothing_behind() {
+    let (env, token) = (TestEnv::new(), Token::new("two_minutes"));
+    let _left = NoProcessLeft::new(&token);
+    let (name, value) = token.env();
+    let output = env.command(bin("two-minutes")).env(name, value).output().unwrap();
+
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{}: {complaint}", output.status);
+    let printed = String::from_utf8_lossy(&output.stdout);
+    let lines: Vec<&str> = printed.lines().collect();
+    assert_eq!(lines, ["cat says hello"]);
+    // The folder for output is gone with its host.
+    let hosts = env.state_home().join("hostler/hosts");
+    assert_eq!(std::fs::read_dir(hosts).unwrap().count(), 0);
+}
