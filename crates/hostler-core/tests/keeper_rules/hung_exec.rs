@@ -10,6 +10,7 @@ use hostler_testkit::{
 use crate::{GRACE, MAX, evil_path, evil_process, keeper_of, run, start_host, wait_for_helpers};
 
 /// `None`, with a word about it, where none can be mounted.
+#[expect(clippy::print_stderr, reason = "for people who read the output of a test")]
 fn dead_fuse() -> Option<DeadFuse> {
     DeadFuse::mount()
         .inspect_err(|error| eprintln!("skipped: no file system that makes an exec hang: {error}"))

@@ -63,14 +63,12 @@ async fn what_the_kernel_does_not_take_is_told_with_figures() {
     }
     let in_all = SpawnSpec::new(std::iter::once("true".to_owned()).chain(vec!["x".repeat(130_000); 60]));
     let error = session.spawn(in_all).await.unwrap_err();
-    match &error {
-        SpawnError::TooLarge { total, count, longest: 130_001, max_total, .. } => {
-            assert!(*total > 60 * 130_001 && *count > 60 && *max_total < *total as u64, "{error}");
-            for figure in [total.to_string(), count.to_string(), max_total.to_string()] {
-                assert!(error.to_string().contains(&figure), "{error}");
-            }
-        }
-        other => panic!("{other:?}"),
+    let SpawnError::TooLarge { total, count, longest: 130_001, max_total, .. } = &error else {
+        panic!("{error:?}");
+    };
+    assert!(*total > 60 * 130_001 && *count > 60 && *max_total < *total as u64, "{error}");
+    for figure in [total.to_string(), count.to_string(), max_total.to_string()] {
+        assert!(error.to_string().contains(&figure), "{error}");
     }
     assert_eq!(run(&session, "echo fine").await, "fine\n");
     assert_eq!((host.live(), session.live()), (0, 0));
