@@ -96,7 +96,7 @@ pub enum InFlight {
 const PID_UNKNOWN: i32 = -1;
 
 impl Attempt {
-    /// Whether a start is under way: from [`start`] until [`Attempt::settle`].
+    /// Whether a start is under way: from `start` until [`Attempt::settle`].
     pub fn in_flight(&self) -> InFlight {
         match self.pid.load(Ordering::Acquire) {
             0 => InFlight::No,
