@@ -4,7 +4,6 @@
 
 use std::ffi::OsString;
 use std::fs;
-use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -14,7 +13,7 @@ use hostler_core::{
     SessionOptions, SpawnError, SpawnSpec, StopCause, Stream, outcome,
 };
 use hostler_testkit::{
-    Embedder, NoProcessLeft, TestEnv, Token, bin, children_of, evil, fd_count, is_alive, is_root, wait_until,
+    DeadFuse, Embedder, NoProcessLeft, TestEnv, Token, bin, children_of, evil, fd_count, is_alive, wait_until,
 };
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -55,6 +54,11 @@ async fn run(session: &Session, script: &str) -> String {
     let process = session.spawn(SpawnSpec::new(["sh", "-c", script])).await.unwrap();
     process.finished().await;
     text(&process).await
+}
+
+/// The session's keeper. The nursery says who that is on its own time: a process may run before it has.
+async fn keeper_of(session: &Session) -> i32 {
+    hostler_testkit::wait_until_async("the keeper's pid", MAX, async || session.keeper_pid()).await
 }
 
 fn kill(pid: i32, signal: Signal) {
@@ -110,7 +114,7 @@ async fn a_lost_keeper_ends_its_session_s_processes_and_the_session_goes_on() {
     let first = evil_process(&a, "double-fork", &token).await;
     let second = evil_process(&a, "ignore-term", &token).await;
     let stranger = evil_process(&b, "pause", &token).await;
-    let keeper = a.keeper_pid().unwrap();
+    let keeper = keeper_of(&a).await;
     kill(keeper, Signal::KILL);
     for process in [&first, &second] {
         assert_eq!(outcome(process.finished().await), Some(Outcome::Lost));
@@ -175,7 +179,7 @@ async fn a_keeper_that_stands_still_holds_nobody_up_for_ever() {
     let host = start_host(&env);
     let session = host.open_session(SessionOptions::record());
     let process = evil_process(&session, "plain", &token).await;
-    kill(session.keeper_pid().unwrap(), Signal::STOP);
+    kill(keeper_of(&session).await, Signal::STOP);
     let began = Instant::now();
     session.close(GRACE).await;
     token.wait_until_gone(MAX).expect("the nursery kills what a given-up keeper leaves");
@@ -275,7 +279,7 @@ fn sessions_that_are_closed_leave_no_keeper_and_no_descriptor() {
         fd_count(host.pid()).unwrap()
     };
     let before = (0..3).map(&mut cycle).max().unwrap();
-    let after = (3..53).map(&mut cycle).min().unwrap();
+    let after = (3..53).map(&mut cycle).last().unwrap();
     // Two keepers may be on their way out; fifty sessions that leave one each would show.
     assert!(after < before + 20, "{before} descriptors became {after}");
 }
@@ -296,40 +300,9 @@ async fn a_fork_bomb_ends_with_its_stop() {
     session.close(GRACE).await;
 }
 
-/// A file system whose server never answers: what executes from it hangs in the kernel.
-struct DeadFuse {
-    folder: tempfile::TempDir,
-    _device: OwnedFd,
-}
-
-impl DeadFuse {
-    fn mount() -> Option<Self> {
-        use rustix::fs::{Mode, OFlags};
-        let folder = tempfile::tempdir().unwrap();
-        let device = rustix::fs::open("/dev/fuse", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).ok()?;
-        let options = format!("fd={},rootmode=40000,user_id=0,group_id=0", device.as_raw_fd());
-        let options = std::ffi::CString::new(options).unwrap();
-        rustix::mount::mount(
-            "dead",
-            folder.path(),
-            "fuse",
-            rustix::mount::MountFlags::NOSUID,
-            options.as_c_str(),
-        )
-        .ok()?;
-        Some(Self { folder, _device: device })
-    }
-}
-
-impl Drop for DeadFuse {
-    fn drop(&mut self) {
-        let _ = rustix::mount::unmount(self.folder.path(), rustix::mount::UnmountFlags::DETACH);
-    }
-}
-
 #[tokio::test]
 async fn an_exec_that_hangs_holds_up_neither_kills_nor_other_sessions() {
-    let Some(fuse) = is_root().then(DeadFuse::mount).flatten() else {
+    let Some(fuse) = DeadFuse::mount().ok() else {
         eprintln!("skipped: no file system can be mounted here that would make an exec hang");
         return;
     };
@@ -339,10 +312,11 @@ async fn an_exec_that_hangs_holds_up_neither_kills_nor_other_sessions() {
     let host = start_host(&env);
     let (a, b) = (host.open_session(SessionOptions::record()), host.open_session(SessionOptions::record()));
     let running = evil_process(&a, "plain", &token).await;
-    let hanging = a.spawn(SpawnSpec::new([fuse.folder.path().join("program")]));
+    let hanging = a.spawn(SpawnSpec::new([fuse.program()]));
     let hanging = tokio::spawn(hanging);
     // The request has been sent by now; the keeper's spawner is in the kernel or about to be.
-    let child = || children_of(a.keeper_pid().unwrap()).into_iter().find(|pid| Some(*pid) != running.pid());
+    let keeper = keeper_of(&a).await;
+    let child = || children_of(keeper).into_iter().find(|pid| Some(*pid) != running.pid());
     hostler_testkit::wait_until_async("a child that hangs in exec", MAX, async || child()).await;
     assert_eq!(run(&b, "echo other session").await, "other session\n");
     let receipt = running.stop(StopCause::Request, GRACE).await;

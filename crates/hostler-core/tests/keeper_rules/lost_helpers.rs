@@ -17,8 +17,10 @@ fn an_embedder_s_own_child_and_other_sessions_notice_nothing_of_lost_helpers_and
     let evil = evil_path();
     let child: i32 = host.ask(&["child", &evil, "double-fork", own.as_str()]).parse().unwrap();
     let members = wait_until("the embedder's own tree", MAX, || {
-        let pids = own.pids();
-        if pids.len() == 2 { Ok(pids) } else { Err(pids) }
+        let (pids, parents): (Vec<i32>, Vec<i32>) =
+            own.processes().into_iter().map(|process| (process.pid, process.parent)).unzip();
+        // The process between the two is gone when nobody has the child as parent.
+        if pids.len() == 2 && !parents.contains(&child) { Ok(pids) } else { Err(pids) }
     });
     assert!(members.contains(&child));
     for session in ["a", "b", "c"] {
