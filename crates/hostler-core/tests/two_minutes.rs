@@ -1,5 +1,7 @@
 //! The example of the crate's page is a program: it is run as one, and shows and leaves what its page says.
 
+use std::fs;
+
 use hostler_testkit::{NoProcessLeft, TestEnv, Token, bin};
 
 #[test]
@@ -13,8 +15,10 @@ fn the_example_shows_what_its_programs_said_and_leaves_nothing_behind() {
     assert!(output.status.success(), "{}: {complaint}", output.status);
     let printed = String::from_utf8_lossy(&output.stdout);
     let lines: Vec<&str> = printed.lines().collect();
-    assert_eq!(lines, ["cat says hello"]);
-    // The folder for output is gone with its host.
-    let hosts = env.state_home().join("hostler/hosts");
-    assert_eq!(std::fs::read_dir(hosts).unwrap().count(), 0);
+    let [said, ended, stopped] = lines[..] else { panic!("{printed}") };
+    assert_eq!(said, "cat says hello");
+    assert!(ended.starts_with("cat has ended: ") && ended.contains("Completed"), "{ended}");
+    assert!(stopped.starts_with("0 survivors of the stop: ") && stopped.contains("Killed"), "{stopped}");
+    // The folder for output has gone with its host.
+    assert_eq!(fs::read_dir(env.state_home().join("hostler")).unwrap().count(), 0);
 }
