@@ -35,6 +35,8 @@ const HARD_DAEMON: &str = "hard-daemon";
 const SILENCE: Duration = Duration::from_millis(300);
 const GRACE: Duration = Duration::from_millis(50);
 
+const CHAINS: usize = 40;
+
 /// Timeouts to try one after the other: the tree must stand before its time is over.
 const TIMEOUTS: [Duration; 3] = [Duration::from_millis(400), Duration::from_secs(3), Duration::from_secs(15)];
 
@@ -283,4 +285,33 @@ fn nothing_of_a_process_outlives_its_stop_and_its_siblings_live_on() {
 #[test]
 fn nothing_of_a_process_outlives_its_timeout_and_its_siblings_live_on() {
     run_all(Ending::Timeout);
+}
+
+/// Ends one chain after the other. A link that forks and exits between two looks is easily taken for the end of its chain,
+/// so one attempt proves little.
+fn kill_chains(setup: Setup, programs: &Programs) {
+    let env = Programs::env(setup);
+    let token = Token::new("many chains");
+    let _left = NoProcessLeft::new(&token);
+    let mut host = programs.host(setup, &env);
+    host.session("a");
+    let counters: Vec<SharedCounter> =
+        (0..CHAINS).map(|n| SharedCounter::create(&env.work(), &n.to_string())).collect();
+    for (n, counter) in counters.iter().enumerate() {
+        let (name, path) = (n.to_string(), counter.path().to_str().expect("UTF-8"));
+        host.spawn("a", &name, &[programs.evil(), FORK_CHAIN, path, token.as_str()]);
+        assert_eq!(host.first_line(&name), "ready");
+        let (word, counts) = host.signal(&name, "KILL");
+        assert_eq!((&*word, counts.survivors), ("ended", 0), "chain {n}");
+    }
+    let total = || counters.iter().map(SharedCounter::value).sum::<u64>();
+    let before = total();
+    counters[0].wait_for_silence(SILENCE, MAX);
+    assert_eq!(total(), before, "a chain lives on after a receipt without survivors");
+}
+
+#[test]
+fn not_one_of_many_fork_chains_outlives_its_kill() {
+    let programs = Programs::new();
+    run_cells(&Setup::all(), |setup| kill_chains(*setup, &programs));
 }

@@ -77,36 +77,50 @@ impl Family {
 
     /// Looks at who has been adopted and finds owners for those that are new or still without one.
     ///
-    /// A process that turns out to be dead may have left a child that was adopted after the list was read, so the list
-    /// is read again until it brings no new death: a chain of processes that fork and exit has somebody alive in it.
+    /// A process that turns out to be dead may have left a child that was adopted after the list was read, and one that is
+    /// dying shows no signs; so the list is read again until it brings neither anew: a chain of processes that fork and
+    /// exit has somebody alive in it.
     pub(super) fn refresh(&mut self, books: &Books, attempt: &Attempt) {
-        let mut dead = HashSet::new();
+        let (mut dying, mut dead) = (HashSet::new(), HashSet::new());
         loop {
             let now: HashSet<i32> = self.adopted_pids(books, attempt).into_iter().collect();
             self.adopted.retain(|pid, _| now.contains(pid));
-            let mut another_death = false;
+            let mut look_again = false;
             for pid in now {
                 match procfs::stat(pid).filter(|stat| !stat.is_dead()) {
-                    Some(stat) => self.adopt(books, attempt, &stat),
+                    Some(stat) => look_again |= !self.adopt(books, attempt, &stat) && dying.insert(pid),
                     None => {
                         self.adopted.remove(&pid);
-                        another_death |= dead.insert(pid);
+                        look_again |= dead.insert(pid);
                     }
                 }
             }
-            if !another_death {
+            if !look_again {
                 return;
             }
         }
     }
 
-    fn adopt(&mut self, books: &Books, attempt: &Attempt, stat: &Stat) {
+    /// Whether that can be relied on: it has an owner, or none was found while it was alive and well.
+    fn adopt(&mut self, books: &Books, attempt: &Attempt, stat: &Stat) -> bool {
         let known = self.adopted.get(&stat.pid).filter(|a| a.start_time == stat.start_time);
         if known.is_some_and(|a| a.owner.is_some()) {
-            return;
+            return true;
         }
-        let owner = self.owner(books, attempt, stat);
+        let owner =
+            self.owner(books, attempt, stat).or_else(|| self.owner_by_heirs(books, attempt, stat.pid));
         self.adopted.insert(stat.pid, Adopted { start_time: stat.start_time, owner });
+        owner.is_some() || procfs::stat(stat.pid).is_some_and(|now| !now.is_dying() && !now.is_dead())
+    }
+
+    /// Who is dying shows no signs, but may have children that do, and that are not adopted yet.
+    fn owner_by_heirs(&self, books: &Books, attempt: &Attempt, pid: i32) -> Option<ProcessId> {
+        if !procfs::stat(pid)?.is_dying() {
+            return None;
+        }
+        let mut heirs = Vec::new();
+        procfs::descendants(&[pid], &mut heirs);
+        heirs.into_iter().filter_map(procfs::stat).find_map(|heir| self.owner(books, attempt, &heir))
     }
 
     fn adopted_pids(&self, books: &Books, attempt: &Attempt) -> Vec<i32> {
@@ -154,12 +168,16 @@ impl Family {
     }
 
     /// Adopted processes of this owner, and everything below them. Call [`Family::refresh`] before.
-    ///
-    /// The adopted ones are listed even if they have ended since then: that a pass found them is a reason for another.
     pub(super) fn adopted_of(&self, id: ProcessId) -> Vec<Member> {
-        let own = self.adopted.iter().filter(|(_, a)| a.owner == Some(id));
+        self.adopted_where(|adopted| adopted.owner == Some(id))
+    }
+
+    /// The adopted ones are listed even if they have ended since the refresh: that a pass found them is a reason for
+    /// another.
+    fn adopted_where(&self, which: impl Fn(&Adopted) -> bool) -> Vec<Member> {
+        let those = self.adopted.iter().filter(|(_, adopted)| which(adopted));
         let mut members: Vec<Member> =
-            own.map(|(pid, a)| Member { pid: *pid, start_time: a.start_time }).collect();
+            those.map(|(pid, a)| Member { pid: *pid, start_time: a.start_time }).collect();
         let tops: Vec<i32> = members.iter().map(|m| m.pid).collect();
         let mut below = Vec::new();
         procfs::descendants(&tops, &mut below);
@@ -191,9 +209,9 @@ impl Family {
 
     /// Everything alive below the keeper.
     pub(super) fn everyone(&self, books: &Books, attempt: &Attempt) -> Vec<Member> {
-        let roots = books.all(attempt).map(|(pid, _)| pid);
-        let tops: Vec<i32> = roots.chain(self.adopted.keys().copied()).collect();
-        with_descendants(tops)
+        let mut members = with_descendants(books.all(attempt).map(|(pid, _)| pid).collect());
+        members.extend(self.adopted_where(|_| true));
+        members
     }
 
     /// Adopted processes that nothing ties to a process.

@@ -21,16 +21,31 @@ pub struct Stat {
     pub group: i32,
     /// Session.
     pub session: i32,
+    /// The kernel's flags of the main thread.
+    pub flags: u32,
     /// Threads that are not gone; a leader that has ended while others run is a zombie and counts.
     pub threads: u32,
     /// Start time in clock ticks since boot: with the pid it names one process for ever.
     pub start_time: u64,
 }
 
+/// `PF_EXITING` of the kernel: set on the way out, before memory and descriptors are given back.
+const EXITING: u32 = 0x4;
+
 impl Stat {
     /// Whether the process has ended and waits to be reaped. A main thread may end alone and look like it.
     pub fn is_dead(&self) -> bool {
-        matches!(self.state, b'Z' | b'X' | b'x') && self.threads <= 1
+        self.main_thread_has_ended() && self.threads <= 1
+    }
+
+    /// Whether it is ending: it shows neither environment nor descriptors any more, but still has its children. A new
+    /// one it cannot have.
+    pub fn is_dying(&self) -> bool {
+        self.flags & EXITING != 0 && !self.main_thread_has_ended()
+    }
+
+    fn main_thread_has_ended(&self) -> bool {
+        matches!(self.state, b'Z' | b'X' | b'x')
     }
 }
 
@@ -54,10 +69,11 @@ fn parse_stat(pid: i32, text: &[u8]) -> Option<Stat> {
     let parent = fields.next()?.parse().ok()?;
     let group = fields.next()?.parse().ok()?;
     let session = fields.next()?.parse().ok()?;
-    // Field 20 of the page is the number of threads, 22 the start time; the session was field 6.
-    let threads = fields.nth(13)?.parse().ok()?;
+    // Of the fields of the page, the session was 6; the flags are 9, the number of threads is 20, the start time 22.
+    let flags = fields.nth(2)?.parse().ok()?;
+    let threads = fields.nth(10)?.parse().ok()?;
     let start_time = fields.nth(1)?.parse().ok()?;
-    Some(Stat { pid, state, parent, group, session, threads, start_time })
+    Some(Stat { pid, state, parent, group, session, flags, threads, start_time })
 }
 
 /// Pids separated by white space.
@@ -159,12 +175,26 @@ mod tests {
                 parent: 7,
                 group: 8,
                 session: 9,
+                flags: 4_194_304,
                 threads: 1,
                 start_time: 987_654
             })
         );
         assert_eq!(parse_stat(42, b"42 (x) S 7"), None);
         assert_eq!(parse_stat(42, b""), None);
+    }
+
+    #[test]
+    fn who_is_dying_is_not_dead_and_whose_main_thread_ended_alone_is_neither() {
+        let own = stat(rustix::process::getpid().as_raw_nonzero().get()).unwrap();
+        let seen = |state: u8, flags: u32, threads: u32| {
+            let stat = Stat { state, flags, threads, ..own };
+            (stat.is_dying(), stat.is_dead())
+        };
+        assert_eq!(seen(b'S', 0, 1), (false, false));
+        assert_eq!(seen(b'R', EXITING, 1), (true, false));
+        assert_eq!(seen(b'Z', EXITING, 1), (false, true));
+        assert_eq!(seen(b'Z', EXITING, 2), (false, false));
     }
 
     #[test]
