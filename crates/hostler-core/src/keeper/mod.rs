@@ -35,6 +35,7 @@ use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use parking_lot::Mutex;
 use rustix::fs::{Mode, OFlags};
@@ -57,6 +58,8 @@ pub(crate) const KEEPER_ARGUMENT: &str = "__hostler-keeper";
 struct Shared {
     books: Mutex<books::Books>,
     attempt: Attempt,
+    /// The spawning thread has something to start or to say: the keeper must not end under it.
+    busy: AtomicBool,
     control: OwnedFd,
     wake: OwnedFd,
 }
@@ -155,7 +158,13 @@ fn run_keeper() -> io::Result<()> {
         0,
         rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK,
     )?;
-    let shared = Arc::new(Shared { books: Mutex::default(), attempt: Attempt::default(), control, wake });
+    let shared = Arc::new(Shared {
+        books: Mutex::default(),
+        attempt: Attempt::default(),
+        busy: AtomicBool::new(false),
+        control,
+        wake,
+    });
     let watcher = watcher::Watcher::new(Arc::clone(&shared), host)?;
     let spawner = spawner::Spawner::new(requests, shared)?;
     std::thread::Builder::new()

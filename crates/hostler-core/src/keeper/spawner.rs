@@ -9,6 +9,7 @@ use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use super::books::{Books, EarlyExit, Root};
 use super::protocol::{Body, KeeperEvent, MAX_PACKET, Open, ProtocolError, Spawn, SpawnRequest};
@@ -57,7 +58,10 @@ impl Spawner {
             else {
                 return;
             };
-            if self.serve(&buffer[..len], fds).is_err() {
+            self.shared.busy.store(true, Ordering::SeqCst);
+            let served = self.serve(&buffer[..len], fds);
+            self.shared.busy.store(false, Ordering::SeqCst);
+            if served.is_err() {
                 return;
             }
             self.buffer = buffer;

@@ -9,6 +9,7 @@ use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use rustix::event::{Timespec, epoll};
@@ -35,6 +36,9 @@ const WAKE: u64 = 3;
 /// How long after the SIGTERM to all groups the rest is looked for: by then those that end at once are gone, and need
 /// no looking at.
 const WALK_AFTER: Duration = Duration::from_millis(10);
+
+/// Between two looks at whether the spawning thread is done, at the end of a session.
+const BUSY_PAUSE: Duration = Duration::from_millis(1);
 
 /// How long a hunt that nobody waits for goes on before it starts over.
 const UNATTENDED_LIMIT: Duration = Duration::from_secs(3600);
@@ -128,6 +132,7 @@ impl Watcher {
             && self.hunts.is_empty()
             && ((self.outbox.is_empty() && self.kept.is_none()) || !self.host_alive)
             && wait::peek_any() == Ended::NoChildren
+            && !(self.host_alive && self.shared.busy.load(Ordering::SeqCst))
     }
 
     fn deadline(&self) -> Option<Instant> {
@@ -138,7 +143,10 @@ impl Watcher {
             }
             Session::Open | Session::Ending => None,
         };
-        hunts.chain(close).min()
+        // The spawning thread does not say when it is done; it matters only to a session that is over.
+        let busy = matches!(self.session, Session::Ending) && self.shared.busy.load(Ordering::SeqCst);
+        let look = busy.then(|| clock::now() + BUSY_PAUSE);
+        hunts.chain(close).chain(look).min()
     }
 
     fn wait(&mut self) {
