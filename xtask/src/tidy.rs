@@ -46,8 +46,28 @@ pub(crate) fn tidy() -> Result<()> {
             wrong.extend(problems(&file, text, &machine));
         }
     }
+    wrong.extend(stale_map()?);
     ensure!(wrong.is_empty(), "the repository is not tidy:\n{}", wrong.join("\n"));
     Ok(())
+}
+
+/// Tests that the map names and that are not there.
+fn stale_map() -> Result<Vec<String>> {
+    let map = house::root().join("ARCHITECTURE.md");
+    let text = fs::read_to_string(&map).with_context(|| format!("failed to read {}", map.display()))?;
+    let crates = fs::read_dir(house::root().join("crates")).context("failed to read the folder of crates")?;
+    let crates: Vec<PathBuf> = crates.flatten().map(|entry| entry.path()).collect();
+    let is_there = |name: &str| {
+        let mut places = crates.iter().map(|folder| folder.join(name));
+        places.any(|path| path.is_dir() || path.with_extension("rs").is_file())
+    };
+    let gone = named_tests(&text).into_iter().filter(|name| !is_there(name));
+    Ok(gone.map(|name| format!("ARCHITECTURE.md: there is no {name}")).collect())
+}
+
+/// What stands between backquotes and begins with `tests/`.
+fn named_tests(text: &str) -> Vec<&str> {
+    text.split('`').skip(1).step_by(2).filter(|name| name.starts_with("tests/")).collect()
 }
 
 /// What git has or would take, relative to the workspace.
@@ -105,6 +125,12 @@ fn names_path(line: &str, path: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_map_names_tests_between_backquotes() {
+        let map = "| 1 | nothing `tests` | `tests/a`, `x::tests`; `tests/b/c` of `d` |";
+        assert_eq!(named_tests(map), ["tests/a", "tests/b/c"]);
+    }
 
     fn check(file: &str, text: &str, expected: &[&str]) {
         let machine = BTreeSet::from(["/home/ada/".to_owned()]);

@@ -7,17 +7,19 @@
 //! 2. [`wire`] reads a line into a typed request, or says what is wrong with it.
 //! 3. [`protocol`] holds what one connection may do (handshake, token, capabilities, allowlist) and turns a request
 //!    into a [`protocol::Step`]: an answer, or something to carry out.
-//! 4. The executor carries it out with processes of the core, and answers with one of the constructors of
+//! 4. [`session`] carries it out with processes of the core, and answers with one of the constructors of
 //!    [`wire::Reply`], one for each outcome.
+//! 5. [`stdio`] brings the bytes in and out, and ends the session with its client.
 //!
 //! What processes print takes another way, because it is the bulk of the traffic: [`encode`] writes it from raw bytes
 //! to event lines in one pass, without building a value for each. [`audit`] writes one entry for each `proc/*` request.
 //!
-//! All of this is pure: bytes and values in, bytes and values out. There is no clock (times are passed in), no
+//! All but the last two is pure: bytes and values in, bytes and values out. There is no clock (times are passed in), no
 //! randomness (ids count up from a seed), nothing asynchronous, and no I/O but the audit file. The wire keeps its own
-//! types, so that the core's may change without the wire.
+//! types, so that the core's may change without the wire. For those who write agents there is `docs/a2e.md`.
 #![forbid(unsafe_code)]
 
+// In reading order.
 pub mod wire;
 
 pub mod codec;

@@ -14,6 +14,8 @@
 //! - The clock stands still while reading is paused, and never runs backwards.
 //! - There is a deadline only while the grace is running.
 //! - A read that is answered by `Done` is late: it came after the final event. No read finishes a drain.
+//!
+//! Why it is so: `docs/design/exit.md`.
 
 use std::time::{Duration, Instant};
 

@@ -16,6 +16,8 @@
 //! - relay never holds more than its quota, and a reader that keeps up costs no disk;
 //! - head + gap + tail of a record are its input;
 //! - an account never exceeds its limit and never leaks.
+//!
+//! Why it is so: `docs/design/relay.md`.
 
 mod budget;
 mod disk;

@@ -5,6 +5,8 @@
 //! belongs to the process whose session, process group or control group it is in; failing that, to the one whose
 //! output pipe it can still write to, or whose id it carries in its environment (which is more easily copied). Marks
 //! count only here, among our own adopted processes: a program elsewhere with the same environment is never looked at.
+//!
+//! Why it is so: `docs/design/attribution.md`.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::File;

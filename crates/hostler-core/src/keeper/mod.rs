@@ -18,7 +18,7 @@
 //! - Host gone (end of socket, or its pidfd) means: everything below is killed, then the helper ends.
 //! - A keeper gone means: the nursery inherits what was below it and kills that.
 //!
-//! Source: DESIGN.md "Host, nursery, keepers"; prctl(2) `PR_SET_CHILD_SUBREAPER`, unix(7), pidfd_open(2).
+//! Why it is so: `docs/design/keepers.md`. Sources: prctl(2) `PR_SET_CHILD_SUBREAPER`, unix(7), pidfd_open(2).
 
 mod books;
 mod family;

@@ -167,7 +167,11 @@ impl NurseryLink {
         }
         // Without a spare the next session merely waits for its keeper to come up; the error will be met there.
         if let Ok(link) = self.ask() {
-            self.pending.lock().spare = Some(link);
+            let surplus = self.pending.lock().spare.replace(link);
+            // Two threads may have found none at the same time.
+            if let Some(surplus) = surplus {
+                surplus.hang_up();
+            }
         }
     }
 

@@ -15,7 +15,7 @@ use crate::sys::wait::Usage;
 pub enum Scope {
     /// The process group of the root.
     Group,
-    /// Everything that belongs to the process, as DESIGN.md attributes it.
+    /// Everything that belongs to the process, as `docs/design/attribution.md` has it.
     Tree,
 }
 
