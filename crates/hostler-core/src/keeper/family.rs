@@ -183,7 +183,8 @@ impl Family {
         let tops: Vec<i32> = members.iter().map(|m| m.pid).collect();
         let mut below = Vec::new();
         procfs::descendants(&tops, &mut below);
-        members.extend(below.into_iter().filter_map(member));
+        let parents = members.iter().map(|m| m.pid).collect();
+        members.extend(still_below(below, parents));
         members
     }
 
@@ -191,7 +192,7 @@ impl Family {
     pub(super) fn members(&mut self, books: &Books, attempt: &Attempt, id: ProcessId) -> Vec<Member> {
         let mut members = Vec::new();
         if let Some(pid) = books.pid_of(id, attempt) {
-            members = with_descendants(vec![pid]);
+            members = with_descendants(&[pid]);
             self.seen.extend(members.iter().map(|m| ((m.pid, m.start_time), id)));
         }
         members.extend(self.adopted_of(id));
@@ -211,7 +212,7 @@ impl Family {
 
     /// Everything alive below the keeper.
     pub(super) fn everyone(&self, books: &Books, attempt: &Attempt) -> Vec<Member> {
-        let mut members = with_descendants(books.all(attempt).map(|(pid, _)| pid).collect());
+        let mut members = with_descendants(&books.all(attempt).map(|(pid, _)| pid).collect::<Vec<_>>());
         members.extend(self.adopted_where(|_| true));
         members
     }
@@ -279,8 +280,18 @@ fn member(pid: i32) -> Option<Member> {
 }
 
 /// These processes and everything below them, the dead left out.
-fn with_descendants(tops: Vec<i32>) -> Vec<Member> {
-    let mut pids = tops.clone();
-    procfs::descendants(&tops, &mut pids);
-    pids.into_iter().filter_map(member).collect()
+fn with_descendants(tops: &[i32]) -> Vec<Member> {
+    let mut pids = tops.to_vec();
+    procfs::descendants(tops, &mut pids);
+    still_below(pids, HashSet::new())
+}
+
+/// Who of these lives and still has one of them, one of `parents` or the keeper as its parent. A pid that was given to somebody else
+/// since the list was read shows another parent: its new start time must not become the one to look for.
+fn still_below(pids: Vec<i32>, mut parents: HashSet<i32>) -> Vec<Member> {
+    parents.extend(&pids);
+    parents.insert(rustix::process::getpid().as_raw_nonzero().get());
+    let stats = pids.into_iter().filter_map(procfs::stat);
+    let ours = stats.filter(|stat| !stat.is_dead() && parents.contains(&stat.parent));
+    ours.map(|stat| Member { pid: stat.pid, start_time: stat.start_time }).collect()
 }

@@ -217,6 +217,12 @@ pub(crate) fn start(
     let pid = vfork(plan.cgroup.map(|fd| fd.as_raw_fd()), stack, attempt, arg)
         .map_err(|errno| FailedStart { failure: StartFailure { step: Step::Clone, errno }, zombie: None })?;
     let raw_pidfd = attempt.pidfd.load(Ordering::Acquire);
+    if raw_pidfd < 0 {
+        // A kernel before 5.2, or something that only looks like one, has not heard of CLONE_PIDFD.
+        let _ = super::signal::send_child(pid, libc::SIGKILL);
+        let failure = StartFailure { step: Step::Clone, errno: libc::ENOSYS };
+        return Err(FailedStart { failure, zombie: Some(pid) });
+    }
     // SAFETY: the kernel made this descriptor for us in clone and nobody else owns it.
     let pidfd = unsafe { OwnedFd::from_raw_fd(raw_pidfd) };
     let errno = attempt.errno.load(Ordering::Acquire);
