@@ -134,6 +134,17 @@ pub enum State {
     },
 }
 
+impl State {
+    /// How the process ended: `Some` as soon as that is known, which is before it is reported.
+    pub fn end(self) -> Option<End> {
+        match self {
+            Self::Queued | Self::Starting | Self::Running => None,
+            Self::Exited(exit) | Self::Lingering(exit) => Some(End::Exited(exit)),
+            Self::Closed { end } => Some(end),
+        }
+    }
+}
+
 /// The stop that is under way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Stop {
@@ -297,11 +308,7 @@ impl Lifecycle {
 
     /// How it ended: `Some` as soon as that is known, which is before it is reported.
     pub fn end(&self) -> Option<End> {
-        match self.state {
-            State::Queued | State::Starting | State::Running => None,
-            State::Exited(exit) | State::Lingering(exit) => Some(End::Exited(exit)),
-            State::Closed { end } => Some(end),
-        }
+        self.state.end()
     }
 
     /// When [`Input::Tick`] is due: the end of the grace that is running.

@@ -67,15 +67,7 @@ pub struct Status {
 impl Status {
     /// How it ended, once that is known: before the end of its output, which may still be on its way.
     pub fn end(&self) -> Option<End> {
-        end_of(self.state)
-    }
-}
-
-fn end_of(state: State) -> Option<End> {
-    match state {
-        State::Queued | State::Starting | State::Running => None,
-        State::Exited(exit) | State::Lingering(exit) => Some(End::Exited(exit)),
-        State::Closed { end } => Some(end),
+        self.state.end()
     }
 }
 
@@ -497,30 +489,27 @@ impl Process {
         self.0.facts.lock().life.end()
     }
 
-    /// Waits until its root has ended. Its output may still be on its way.
-    pub async fn ended(&self) -> End {
+    /// Looks again after every change until there is something to see. Enabled before looking: no change is missed.
+    async fn until<T>(&self, look: impl Fn(&Self) -> Option<T>) -> T {
         loop {
             let changed = self.0.changed.notified();
             tokio::pin!(changed);
             changed.as_mut().enable();
-            if let Some(end) = self.end() {
-                return end;
+            if let Some(seen) = look(self) {
+                return seen;
             }
             changed.await;
         }
     }
 
+    /// Waits until its root has ended. Its output may still be on its way.
+    pub async fn ended(&self) -> End {
+        self.until(Self::end).await
+    }
+
     /// Waits until nothing that it started lives, as far as is known.
     async fn without_survivors(&self) {
-        loop {
-            let changed = self.0.changed.notified();
-            tokio::pin!(changed);
-            changed.as_mut().enable();
-            if !self.0.has_survivors() || self.0.is_closed() {
-                return;
-            }
-            changed.await;
-        }
+        self.until(|process| (!process.0.has_survivors() || process.0.is_closed()).then_some(())).await;
     }
 
     /// Sees to it that a request that nobody waits for is answered, or its keeper given up.
@@ -536,28 +525,12 @@ impl Process {
 
     /// Waits until its end is reported: the root has ended and its output is complete.
     pub async fn finished(&self) -> End {
-        loop {
-            let changed = self.0.changed.notified();
-            tokio::pin!(changed);
-            changed.as_mut().enable();
-            if let (Some(end), true) = (self.end(), self.0.is_finished()) {
-                return end;
-            }
-            changed.await;
-        }
+        self.until(|process| process.end().filter(|_| process.0.is_finished())).await
     }
 
     /// Waits until it runs, or could not be started.
     pub(crate) async fn launched(&self) -> Result<Self, SpawnError> {
-        loop {
-            let changed = self.0.changed.notified();
-            tokio::pin!(changed);
-            changed.as_mut().enable();
-            if let Some(result) = self.launch_result() {
-                return result.map(|()| self.clone());
-            }
-            changed.await;
-        }
+        self.until(Self::launch_result).await.map(|()| self.clone())
     }
 
     fn launch_result(&self) -> Option<Result<(), SpawnError>> {
