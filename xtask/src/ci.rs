@@ -68,7 +68,7 @@ fn format_and_lints(steps: &mut Steps) -> Result<()> {
 fn tests(steps: &mut Steps) -> Result<()> {
     steps.command("doc tests", &mut house::cargo(&["test", "--workspace", "--doc", "--locked"]))?;
     let runner: &[&str] = if house::works(&mut house::cargo(&["nextest", "--version"])) {
-        &["nextest", "run", "--workspace", "--locked"]
+        &["nextest", "run", "--workspace", "--locked", "--no-fail-fast"]
     } else {
         &["test", "--workspace", "--all-targets", "--locked", "--no-fail-fast"]
     };

@@ -3,7 +3,7 @@
 use std::os::unix::ffi::OsStrExt as _;
 use std::{env, fs, io};
 
-use rustix::process::{Resource, getpgrp, getpid, getrlimit, getsid};
+use rustix::process::{Resource, getpid, getrlimit};
 
 use crate::{Failure, Outcome, sys};
 
@@ -56,7 +56,7 @@ pub(crate) fn limits() -> io::Result<Vec<u8>> {
 }
 
 pub(crate) fn ids() -> io::Result<Vec<u8>> {
-    let (pid, group, session) = (getpid(), getpgrp(), getsid(None)?);
+    let (pid, group, session) = (getpid(), sys::own_group(), sys::own_session());
     let score = fs::read_to_string("/proc/self/oom_score_adj")?;
     let score = score.trim();
     Ok(format!("pid {pid}\npgid {group}\nsid {session}\noom_score_adj {score}\n").into_bytes())

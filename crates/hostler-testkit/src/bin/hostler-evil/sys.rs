@@ -43,6 +43,18 @@ pub(crate) fn complain(text: &str) {
     drop(write_all(2, format!("hostler-evil: {text}\n").as_bytes()));
 }
 
+/// getpgrp(2): 0 when the leader of the group is outside the pid namespace, which rustix takes for impossible.
+pub(crate) fn own_group() -> libc::pid_t {
+    // SAFETY: it takes nothing and touches no memory.
+    unsafe { libc::getpgrp() }
+}
+
+/// getsid(2) of this process: 0 when the leader is outside the pid namespace, as for [`own_group`].
+pub(crate) fn own_session() -> libc::pid_t {
+    // SAFETY: it touches no memory.
+    unsafe { libc::getsid(0) }
+}
+
 /// Closes a descriptor of this process; a closed one stays closed.
 pub(crate) fn close(fd: RawFd) {
     // SAFETY: no value of this program owns descriptors 0, 1 and 2, and callers pass no others.
