@@ -101,6 +101,11 @@ fn signals_that_the_host_ignores_do_not_reach_children_and_limits_are_the_origin
     assert_eq!(numbers[3], (own + 200).min(1000), "{ids}");
     let fds = output("print-fds");
     assert_eq!((fds.matches("pipe:").count(), fds.split('|').count()), (3, 4), "{fds}");
+    // Starts that fail at the clone's child, too: the keeper's own score is what it was.
+    let nothing = host.request(&["spawn", "a", "nothing", "0", "/none/such"]);
+    assert!(nothing.is_err(), "{nothing:?}");
+    let of_keeper = fs::read_to_string(format!("/proc/{}/oom_score_adj", host.keeper("a"))).unwrap();
+    assert_eq!(of_keeper.trim().parse(), Ok(own), "the keeper goes after its programs");
     host.close("a", GRACE);
 }
 

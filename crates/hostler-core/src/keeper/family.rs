@@ -103,6 +103,11 @@ impl Family {
         }
     }
 
+    /// There is nobody who could have been adopted.
+    pub(super) fn forget_adopted(&mut self) {
+        self.adopted.clear();
+    }
+
     /// Whether that can be relied on: it has an owner, or none was found while it was alive and well.
     fn adopt(&mut self, books: &Books, attempt: &Attempt, stat: &Stat) -> bool {
         let known = self.adopted.get(&stat.pid).filter(|a| a.start_time == stat.start_time);
@@ -154,9 +159,16 @@ impl Family {
             return Some(id);
         }
         let ours = |id: &ProcessId| books.pid_of(*id, attempt).is_some() || self.bereft.contains_key(id);
-        cgroup::leaf_of(stat.pid, ours)
+        cgroup::owner_of(stat.pid, |first| self.by_leaf(books, attempt, first))
             .or_else(|| self.by_pipe(books, attempt, stat.pid))
             .or_else(|| procfs::environ_value(stat.pid, PROCESS_ID_VARIABLE)?.parse().ok().filter(ours))
+    }
+
+    /// Who has the leaf that was made for this process.
+    fn by_leaf(&self, books: &Books, attempt: &Attempt, first: ProcessId) -> Option<ProcessId> {
+        let live = books.all(attempt).map(|(_, root)| (root.id, root.leaf.as_deref()));
+        let gone = self.bereft.iter().map(|(id, b)| (*id, b.leaf()));
+        live.chain(gone).find(|(_, leaf)| leaf.is_some_and(|leaf| leaf.first() == first)).map(|(id, _)| id)
     }
 
     fn by_pipe(&self, books: &Books, attempt: &Attempt, pid: i32) -> Option<ProcessId> {
@@ -227,13 +239,12 @@ impl Family {
         self.bereft.insert(id, bereft);
     }
 
-    /// Takes out those of which nothing lives any more, and removes their control groups: a group that cannot be removed
-    /// is in use.
+    /// Takes out those of which nothing lives any more, and gives their control groups back: a group that can be neither
+    /// kept nor removed is in use.
     pub(super) fn take_gone(&mut self) -> Vec<ProcessId> {
         let owners: HashSet<ProcessId> = self.adopted.values().filter_map(|a| a.owner).collect();
-        let is_empty = |leaf: &Leaf| leaf.remove().is_ok() || !leaf.populated();
         let gone =
-            |id: &ProcessId, b: &Bereft| !owners.contains(id) && b.leaf.as_deref().is_none_or(is_empty);
+            |id: &ProcessId, b: &Bereft| !owners.contains(id) && b.leaf.as_ref().is_none_or(Leaf::release);
         let ids: Vec<ProcessId> =
             self.bereft.iter().filter(|(id, b)| gone(id, b)).map(|(id, _)| *id).collect();
         for id in &ids {

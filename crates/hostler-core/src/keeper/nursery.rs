@@ -122,7 +122,7 @@ impl Nursery {
             cwd: None,
             stdio: [spawn.as_fd(), control.as_fd(), host.as_fd()],
             nofile: None,
-            oom_score_adj: None,
+            oom_score: None,
             cgroup: None,
         };
         let attempt = Attempt::default();

@@ -16,6 +16,7 @@ use super::protocol::{Body, KeeperEvent, MAX_PACKET, Open, ProtocolError, Spawn,
 use super::{PROCESS_ID_VARIABLE, Shared};
 use crate::sys::cgroup::{Leaf, SessionGroup};
 use crate::sys::clone::{self, ChildStack, ExecPlan, FailedStart, StartFailure, Started, Step};
+use crate::sys::oom::OomScore;
 use crate::sys::packet::{self, Fds, Wait};
 use crate::sys::wait;
 
@@ -23,7 +24,7 @@ use crate::sys::wait;
 #[derive(Debug, Default)]
 struct Common {
     nofile: Option<(u64, u64)>,
-    oom_score_adj: Option<CString>,
+    oom_score: Option<OomScore>,
     cwd: Option<CString>,
     search_path: Vec<u8>,
     env: Vec<u8>,
@@ -99,7 +100,10 @@ impl Spawner {
     fn open(&mut self, open: &Open<'_>) {
         self.common = Common {
             nofile: Some(open.nofile),
-            oom_score_adj: CString::new(open.oom_score_adj).ok().filter(|text| !text.is_empty()),
+            // A container may refuse it, and the programs matter more.
+            oom_score: Some(open.oom_score_adj)
+                .filter(|text| !text.is_empty())
+                .and_then(|text| OomScore::new(text).ok()),
             cwd: CString::new(open.cwd).ok().filter(|cwd| !cwd.is_empty()),
             search_path: open.search_path.to_vec(),
             env: open.env.to_vec(),
@@ -115,7 +119,7 @@ impl Spawner {
     fn spawn(&mut self, spawn: &Spawn<'_>, stdio: [OwnedFd; 3]) {
         let id = spawn.id;
         let pipes = [inode(stdio[1].as_fd()), inode(stdio[2].as_fd())];
-        let leaf = self.common.group.as_ref().and_then(|group| group.leaf(id).ok()).map(Arc::new);
+        let leaf = self.common.group.as_ref().and_then(|group| group.leaf(id).ok());
         self.shared.books.lock().starting = Some(Root { id, pipes, leaf: leaf.clone() });
         let result = self.start(spawn, &stdio, leaf.as_deref());
         drop(stdio);
@@ -134,7 +138,7 @@ impl Spawner {
                     zombie.map(wait::reap);
                 });
                 if let Some(leaf) = leaf {
-                    let _ = leaf.remove();
+                    leaf.release();
                 }
                 let _ = self.send(&KeeperEvent::SpawnFailed { id, failure }.encode(), &[]);
             }
@@ -178,7 +182,7 @@ impl Spawner {
             cwd: cwd.as_deref().or(self.common.cwd.as_deref()),
             stdio: [stdio[0].as_fd(), stdio[1].as_fd(), stdio[2].as_fd()],
             nofile: self.common.nofile,
-            oom_score_adj: self.common.oom_score_adj.as_deref(),
+            oom_score: self.common.oom_score.as_ref(),
             cgroup: leaf.map(Leaf::dir),
         };
         match clone::start(&plan, &mut self.stack, &self.shared.attempt) {
@@ -186,6 +190,7 @@ impl Spawner {
             Err(FailedStart { failure: StartFailure { step: Step::Clone, errno }, zombie: None })
                 if plan.cgroup.is_some() && errno != libc::EAGAIN && errno != libc::ENOMEM =>
             {
+                leaf.inspect(|leaf| leaf.spoil());
                 clone::start(&ExecPlan { cgroup: None, ..plan }, &mut self.stack, &self.shared.attempt)
             }
             result => result,

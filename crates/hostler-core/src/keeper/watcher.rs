@@ -86,6 +86,23 @@ struct Exit {
     usage: Usage,
 }
 
+/// What was reaped.
+#[derive(Default)]
+struct Reaped {
+    exits: Vec<Exit>,
+    adopted_ended: bool,
+    left: Left,
+}
+
+/// Who may be left below the keeper after reaping.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Left {
+    #[default]
+    Somebody,
+    /// There is no child at all.
+    Nobody,
+}
+
 impl Watcher {
     /// To be made by the main thread of the keeper, with SIGCHLD blocked.
     pub(super) fn new(shared: Arc<Shared>, host: Option<OwnedFd>) -> io::Result<Self> {
@@ -293,10 +310,10 @@ impl Watcher {
     /// Reaps whatever has ended, tells the host about roots, and sees who is left of those.
     fn reap_all(&mut self) {
         loop {
-            let (exits, adopted_ended) = self.reap();
+            let Reaped { exits, adopted_ended, left } = self.reap();
             let early = exits.iter().any(|exit| exit.early);
             if !exits.is_empty() || (adopted_ended && self.family.has_bereft()) {
-                self.settle(exits);
+                self.settle(exits, left);
             }
             if !early {
                 return;
@@ -305,10 +322,18 @@ impl Watcher {
     }
 
     /// Reaps until nothing is left to reap, or until one that was still being started: it must be settled first.
-    fn reap(&mut self) -> (Vec<Exit>, bool) {
+    fn reap(&mut self) -> Reaped {
         let shared = Arc::clone(&self.shared);
-        let (mut exits, mut adopted_ended) = (Vec::new(), false);
-        while let Ended::Child(pid) = wait::peek_any() {
+        let mut reaped = Reaped::default();
+        loop {
+            let pid = match wait::peek_any() {
+                Ended::Child(pid) => pid,
+                Ended::NotYet => break,
+                Ended::NoChildren => {
+                    reaped.left = Left::Nobody;
+                    break;
+                }
+            };
             let mut books = shared.books.lock();
             let known = books.known(pid, &shared.attempt);
             let root = match known {
@@ -323,7 +348,7 @@ impl Watcher {
                 }
                 Known::Adopted => {
                     wait::reap(pid);
-                    adopted_ended = true;
+                    reaped.adopted_ended = true;
                     continue;
                 }
             };
@@ -331,25 +356,31 @@ impl Watcher {
                 break;
             };
             let early = known == Known::Executing;
-            exits.push(Exit { id, pid, pipes, leaf, early, status, usage });
+            reaped.exits.push(Exit { id, pid, pipes, leaf, early, status, usage });
             if early {
                 break;
             }
         }
-        (exits, adopted_ended)
+        reaped
     }
 
-    fn settle(&mut self, exits: Vec<Exit>) {
+    /// Sees who has been adopted. Without any child there is nobody, and nothing to read in /proc.
+    fn look_around(&mut self, left: Left) {
+        if left == Left::Nobody {
+            return self.family.forget_adopted();
+        }
+        let shared = Arc::clone(&self.shared);
+        let books = shared.books.lock();
+        self.family.refresh(&books, &shared.attempt);
+    }
+
+    fn settle(&mut self, exits: Vec<Exit>, left: Left) {
         let mut news = Vec::with_capacity(exits.len());
         for exit in exits {
             self.family.bereave(exit.id, Bereft::new(exit.pid, exit.pipes, exit.leaf));
             news.push((exit.id, exit.status, exit.usage, exit.early));
         }
-        {
-            let shared = Arc::clone(&self.shared);
-            let books = shared.books.lock();
-            self.family.refresh(&books, &shared.attempt);
-        }
+        self.look_around(left);
         let gone = self.family.take_gone();
         for (id, status, usage, early) in &news {
             let lingerers = if self.family.is_bereft(*id) {

@@ -7,14 +7,15 @@
 //!
 //! - Nothing here needs a controller: `cgroup.kill` (Linux 5.14), `cgroup.procs` and `cgroup.events` are core files.
 //! - Whether it works is found out by trying ([`Base::probe`]); mounts are often read-only or hidden by another.
-//! - A leaf costs one mkdirat and one openat, and one unlinkat at its end, all relative to a kept descriptor.
+//! - A leaf that is left as it was made is kept for the next process: making and removing one costs the kernel more than
+//!   starting a small program does. It keeps the name of its first process.
 //! - A session's folder is locked (flock) by whoever has it open. A host's folder is swept only when its host is
 //!   dead by name *and* nobody holds the lock: a host in another pid namespace looks dead by name.
 //!
 //! Sources: the kernel's cgroup-v2 document, cgroups(7), proc_pid_mountinfo(5), clone3(2).
 
 use std::ffi::OsStr;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -27,10 +28,13 @@ use rustix::io::Errno;
 use crate::id::ProcessId;
 
 mod files;
+mod leaf;
 mod locate;
 mod tag;
 
-use files::{DIRECTORY, Existing, MAX_DEPTH, MAX_GROUPS, PATH_ONLY};
+use files::{DIRECTORY, Existing, MAX_DEPTH, MAX_GROUPS};
+pub use leaf::Leaf;
+use leaf::Spares;
 pub use locate::Unusable;
 pub use tag::{HostTag, ParseTagError};
 
@@ -190,7 +194,8 @@ impl Base {
                 Err(error) => return Err(error),
             }
         };
-        Ok(SessionGroup { base: Arc::clone(&self.dir), host_name, host, name, dir: Arc::new(dir) })
+        let (base, dir, spares) = (Arc::clone(&self.dir), Arc::new(dir), Arc::default());
+        Ok(SessionGroup { base, host_name, host, name, dir, spares })
     }
 
     fn try_session(&self, host_name: &str, name: &str) -> Result<(OwnedFd, OwnedFd), CgroupError> {
@@ -250,6 +255,7 @@ pub struct SessionGroup {
     host: OwnedFd,
     name: String,
     dir: Arc<OwnedFd>,
+    spares: Arc<Spares>,
 }
 
 impl SessionGroup {
@@ -267,18 +273,15 @@ impl SessionGroup {
         }
     }
 
-    /// Makes the leaf of one process.
+    /// The leaf of one process: a spare one, or a new one by its name.
     ///
     /// # Errors
     /// [`CgroupError::Create`], also when the leaf exists; [`CgroupError::Open`].
-    pub fn leaf(&self, process: ProcessId) -> Result<Leaf, CgroupError> {
-        let name = format!("p{process}");
-        files::make(self.dir.as_fd(), &name, Existing::Refused)?;
-        let dir = files::open_group(self.dir.as_fd(), &name, PATH_ONLY).inspect_err(|_| {
-            // Nobody can be in it: nobody else knows it.
-            let _ = rustix::fs::unlinkat(&*self.dir, &name, AtFlags::REMOVEDIR);
-        })?;
-        Ok(Leaf { parent: Arc::clone(&self.dir), dir, name })
+    pub fn leaf(&self, process: ProcessId) -> Result<Arc<Leaf>, CgroupError> {
+        match self.spares.take() {
+            Some(spare) => Ok(spare),
+            None => Ok(Arc::new(Leaf::create(&self.dir, process, &self.spares)?)),
+        }
     }
 
     /// Kills everything in the session, see [`Leaf::kill`].
@@ -311,73 +314,11 @@ impl SessionGroup {
     }
 }
 
-/// The cgroup of one process and all its descendants that have not been moved away.
-///
-/// Dropping it leaves the folder: whoever still needs to wait for processes calls [`Leaf::remove`] later.
-#[derive(Debug)]
-pub struct Leaf {
-    parent: Arc<OwnedFd>,
-    dir: OwnedFd,
-    name: String,
-}
-
-impl Leaf {
-    /// The descriptor for clone3's CLONE_INTO_CGROUP (O_PATH, closed on exec).
-    pub fn dir(&self) -> BorrowedFd<'_> {
-        self.dir.as_fd()
-    }
-
-    /// Lets the kernel kill everything in it, forks under way too, and thaws it, for frozen it would stay in use.
-    /// A leaf that is gone has nothing to kill.
-    ///
-    /// # Errors
-    /// [`CgroupError::Open`], [`CgroupError::Kill`] (EOPNOTSUPP when a child made it a threaded group): kill by the
-    /// descendants instead. [`CgroupError::Thaw`]: killed all the same.
-    pub fn kill(&self) -> Result<(), CgroupError> {
-        files::kill(self.dir.as_fd(), &self.name)
-    }
-
-    /// Whether a live process is in it or in a group below; zombies do not count. One that cannot be read counts as
-    /// populated: asking again costs little, forgetting a process does not.
-    pub fn populated(&self) -> bool {
-        match files::open_events(self.dir.as_fd(), &self.name) {
-            Ok(Some(events)) => files::read_populated(&events, &self.name).unwrap_or(true),
-            Ok(None) => false,
-            Err(_) => true,
-        }
-    }
-
-    /// Waits until nothing lives in it, at most about `patience`; whether that is so.
-    ///
-    /// # Errors
-    /// [`CgroupError::Open`], [`CgroupError::Read`].
-    pub fn wait_empty(&self, patience: Duration) -> Result<bool, CgroupError> {
-        files::wait_empty(self.dir.as_fd(), &self.name, patience)
-    }
-
-    /// The processes in it and in the groups below, as far as they can be read: a group that a child made threaded
-    /// names none, and of very many groups some are left out. A hint whom to signal, no proof of who is there.
-    pub fn pids(&self) -> Vec<i32> {
-        let mut pids = Vec::new();
-        files::collect_pids(self.dir.as_fd(), &self.name, &mut files::Bounds::default(), &mut pids);
-        pids
-    }
-
-    /// Removes it with the groups that a child has made below. Gone already is as good.
-    ///
-    /// # Errors
-    /// [`CgroupError::Busy`] while something is in it: a process counts until a moment after its exit is known.
-    /// [`CgroupError::Remove`], [`CgroupError::TooMany`], and those of listing it.
-    pub fn remove(&self) -> Result<(), CgroupError> {
-        files::remove_tree(self.parent.as_fd(), &self.name)
-    }
-}
-
-/// Which of the processes that `is_ours` knows a pid belongs to, by the names of the cgroup that it is in. A child can
-/// nest groups and hosts of its own below its leaf, so any part of the path may be the one.
-pub fn leaf_of(pid: i32, is_ours: impl Fn(&ProcessId) -> bool) -> Option<ProcessId> {
+/// The first process of the leaf that a pid is in, if it is one of those that `owner` knows, mapped to whoever has that
+/// leaf now. A child can nest groups and hosts of its own below its leaf, so any part of the path may be the one.
+pub fn owner_of<T>(pid: i32, owner: impl Fn(ProcessId) -> Option<T>) -> Option<T> {
     let group = locate::parse_group(&std::fs::read(format!("/proc/{pid}/cgroup")).ok()?)?;
-    group.iter().filter_map(|part| part.to_str()?.strip_prefix('p')?.parse().ok()).find(is_ours)
+    group.iter().filter_map(|part| part.to_str()?.strip_prefix('p')?.parse().ok()).find_map(owner)
 }
 
 #[cfg(test)]

@@ -4,13 +4,15 @@
 //! own (the parent's frames stay whole) and may only make system calls. What fails there is written into
 //! [`Attempt`], which the parent reads when it goes on: no pipe is needed to bring an errno back.
 //!
-//! Sources: clone(2), vfork(2), execve(2), setsid(2), getrlimit(2), proc_pid_oom_score_adj(5).
+//! Sources: clone(2), vfork(2), execve(2), setsid(2), getrlimit(2).
 
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr;
-use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
+
+use super::oom::OomScore;
 
 /// What has to be true of the new process when the program starts.
 #[derive(Debug)]
@@ -27,8 +29,8 @@ pub struct ExecPlan<'a> {
     pub stdio: [BorrowedFd<'a>; 3],
     /// Soft and hard limit of open files to set; `None` keeps the parent's.
     pub nofile: Option<(u64, u64)>,
-    /// Text for `/proc/self/oom_score_adj`; `None` keeps the parent's.
-    pub oom_score_adj: Option<&'a CStr>,
+    /// The score that the process is to have when memory runs out; `None` keeps the parent's.
+    pub oom_score: Option<&'a OomScore>,
     /// Folder of a version 2 control group that the process is born into.
     pub cgroup: Option<BorrowedFd<'a>>,
 }
@@ -80,6 +82,8 @@ pub struct Attempt {
     pidfd: AtomicI32,
     step: AtomicU32,
     errno: AtomicI32,
+    /// The child has lowered its parent's score again.
+    score_lowered: AtomicBool,
 }
 
 /// What another thread may know of an [`Attempt`].
@@ -114,6 +118,7 @@ impl Attempt {
         self.pid.store(PID_UNKNOWN, Ordering::Release);
         self.pidfd.store(-1, Ordering::Release);
         self.errno.store(0, Ordering::Release);
+        self.score_lowered.store(false, Ordering::Release);
     }
 
     /// Says that the child's fate is in the caller's books now, or that there is no child.
@@ -214,7 +219,12 @@ pub(crate) fn start(
         no_signals: super::signal::empty_set(),
     };
     let arg = ptr::from_mut(&mut context).cast::<c_void>();
-    let pid = vfork(plan.cgroup.map(|fd| fd.as_raw_fd()), stack, attempt, arg)
+    plan.oom_score.inspect(|score| score.raise());
+    let pid = vfork(plan.cgroup.map(|fd| fd.as_raw_fd()), stack, attempt, arg);
+    if !attempt.score_lowered.load(Ordering::Acquire) {
+        plan.oom_score.inspect(|score| score.lower());
+    }
+    let pid = pid
         .map_err(|errno| FailedStart { failure: StartFailure { step: Step::Clone, errno }, zombie: None })?;
     let raw_pidfd = attempt.pidfd.load(Ordering::Acquire);
     if raw_pidfd < 0 {
@@ -390,6 +400,10 @@ fn child_steps(context: &ChildContext<'_>) -> (Step, i32) {
     let plan = context.plan;
     // SAFETY: plain system calls on descriptors and strings that the parent keeps alive while it is stopped.
     unsafe {
+        if let Some((fd, text)) = plan.oom_score.map(OomScore::lowering) {
+            let written = libc::pwrite(fd, text.as_ptr().cast(), text.len(), 0);
+            context.attempt.score_lowered.store(written > 0, Ordering::Release);
+        }
         libc::setsid();
         for (target, fd) in context.stdio.iter().enumerate() {
             if libc::dup2(*fd, target as i32) < 0 {
@@ -405,23 +419,8 @@ fn child_steps(context: &ChildContext<'_>) -> (Step, i32) {
             let limit = libc::rlimit { rlim_cur: soft, rlim_max: hard };
             libc::setrlimit(libc::RLIMIT_NOFILE, &limit);
         }
-        if let Some(text) = plan.oom_score_adj {
-            write_oom_score_adj(text);
-        }
         libc::sigprocmask(libc::SIG_SETMASK, &context.no_signals, ptr::null_mut());
         exec_first(plan)
-    }
-}
-
-/// Writes without looking at the result: a container may refuse it, and the program matters more.
-fn write_oom_score_adj(text: &CStr) {
-    // SAFETY: opens, writes and closes one descriptor with valid strings.
-    unsafe {
-        let fd = libc::open(c"/proc/self/oom_score_adj".as_ptr(), libc::O_WRONLY | libc::O_CLOEXEC);
-        if fd >= 0 {
-            libc::write(fd, text.as_ptr().cast(), text.count_bytes());
-            libc::close(fd);
-        }
     }
 }
 

@@ -7,6 +7,7 @@ pub mod cgroup;
 pub mod clock;
 pub mod clone;
 pub mod limits;
+pub mod oom;
 pub mod packet;
 pub mod probe;
 pub mod procfs;

@@ -164,6 +164,37 @@ fn control_groups_are_removed_with_their_session_and_those_of_dead_helpers_by_th
     drop(next);
 }
 
+#[test]
+fn the_next_process_in_a_group_is_told_from_the_one_before() {
+    let (env, token) = (TestEnv::new(), Token::new("group-reuse"));
+    let _left = NoProcessLeft::new(&token);
+    let mut host = Embedder::start(env.command(bin("embedder")));
+    let evil = evil_path();
+    host.session("a");
+    host.spawn("a", "first", &[&evil, "exit", "0", token.as_str()]);
+    host.ask(&["finished", "first"]);
+    for process in ["second", "third"] {
+        host.spawn("a", process, &[&evil, "hard-daemon", token.as_str()]);
+        host.first_line(process);
+    }
+    let pids = token.pids();
+    if pids.iter().any(|pid| leaf_of(*pid).is_none()) {
+        eprintln!("skipped: processes get no control groups here");
+        return;
+    }
+    let leaves: BTreeSet<PathBuf> = pids.iter().filter_map(|pid| leaf_of(*pid)).collect();
+    assert_eq!((pids.len(), leaves.len()), (4, 2), "a root and a daemon in each");
+    let of_session = leaves.first().unwrap().parent().unwrap();
+    let is_folder = |path: &PathBuf| path.is_dir();
+    assert_eq!(folders(of_session).into_iter().filter(is_folder).count(), 2, "the first one's is used again");
+    // Nothing but its group tells whose the daemon is.
+    assert_eq!(host.stop("second", GRACE).unattributed, 0, "the third's daemon is known for what it is");
+    wait_until("the second and its daemon are gone", MAX, || token.pids().len() == 2);
+    let left: BTreeSet<PathBuf> = token.pids().iter().filter_map(|pid| leaf_of(*pid)).collect();
+    assert_eq!(left.len(), 1, "the third's are alive");
+    host.close("a", GRACE);
+}
+
 fn folders_in(base: &Path, groups: &BTreeSet<PathBuf>) -> usize {
     folders(base).intersection(groups).count()
 }

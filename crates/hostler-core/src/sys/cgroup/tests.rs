@@ -2,8 +2,10 @@
 //! run in. Where a probe shows that there are none to be had, these tests say so and do nothing.
 
 use std::io::Write;
+use std::os::fd::BorrowedFd;
 use std::process::{Child, Command, Stdio};
 
+use super::files::PATH_ONLY;
 use super::locate::{Mount, folder, parse_group, parse_mounts};
 use super::*;
 
@@ -235,10 +237,10 @@ fn a_kill_ends_everything_in_the_leaf_and_nothing_beside_it() {
     put_in(other.dir(), beside.pid());
 
     for pid in [inside.pid(), deeper.pid()] {
-        assert_eq!(leaf_of(pid, |_| true), Some(id(1)));
-        assert_eq!(leaf_of(pid, |found| *found == id(2)), None);
+        assert_eq!(owner_of(pid, Some), Some(id(1)));
+        assert_eq!(owner_of(pid, |first| (first == id(2)).then_some(())), None);
     }
-    assert_eq!(leaf_of(beside.pid(), |_| true), Some(id(2)));
+    assert_eq!(owner_of(beside.pid(), Some), Some(id(2)));
     let mut pids = leaf.pids();
     pids.sort_unstable();
     let mut expected = [inside.pid(), deeper.pid()];
@@ -332,6 +334,60 @@ fn groups_nested_deeper_than_the_bound_are_reported_and_left() {
         std::fs::remove_dir(path).unwrap();
     }
     leaf.remove().unwrap();
+}
+
+#[test]
+fn a_leaf_that_is_as_it_was_made_serves_the_next_process() {
+    let Some(ground) = Playground::new("reuse") else { return };
+    let session = ground.base.session(1).unwrap();
+    let leaf = session.leaf(id(1)).unwrap();
+    let child = sleeper();
+    put_in(leaf.dir(), child.pid());
+    assert!(!leaf.release(), "somebody lives in it");
+    drop(child);
+    assert!(leaf.wait_empty(LONG).unwrap());
+    assert!(leaf.release());
+    let next = session.leaf(id(2)).unwrap();
+    assert_eq!(next.first(), id(1), "it keeps the name of its first process");
+    assert_eq!(session.leaf(id(3)).unwrap().first(), id(3), "there is one spare leaf only");
+    session.remove().unwrap();
+}
+
+#[test]
+fn a_leaf_that_was_touched_serves_nobody_again() {
+    let Some(ground) = Playground::new("touched") else { return };
+    let session = ground.base.session(1).unwrap();
+    let write = |leaf: &Leaf, file, text: &[u8]| {
+        let file = files::open_file(leaf.dir(), "leaf", file, rustix::fs::OFlags::WRONLY).unwrap().unwrap();
+        rustix::io::write(&file, text).unwrap();
+    };
+    type Touch<'a> = &'a dyn Fn(&Leaf);
+    let touches: [(&str, Touch<'_>); 4] = [
+        ("killed", &|leaf| leaf.kill().unwrap()),
+        ("refused by a clone", &Leaf::spoil),
+        ("groups below", &|leaf| files::make(leaf.dir(), "own", Existing::Refused).unwrap()),
+        ("frozen", &|leaf| write(leaf, "cgroup.freeze", b"1")),
+    ];
+    for (number, (what, touch)) in (1..).zip(touches) {
+        let leaf = session.leaf(id(number)).unwrap();
+        assert_eq!(leaf.first(), id(number), "a new one after: {what}");
+        touch(&leaf);
+        assert!(leaf.release(), "{what}");
+        assert!(!ground.base.path().join(format!("p{}", id(number))).exists(), "{what}");
+    }
+    session.remove().unwrap();
+}
+
+#[test]
+fn only_so_many_leaves_are_kept() {
+    let Some(ground) = Playground::new("many") else { return };
+    let session = ground.base.session(1).unwrap();
+    let leaves: Vec<_> = (1..=20).map(|number| session.leaf(id(number)).unwrap()).collect();
+    assert!(leaves.iter().all(Leaf::release));
+    let kept =
+        files::subgroups(files::open_group(session.dir.as_fd(), ".", DIRECTORY).unwrap().as_fd(), "s1");
+    assert_eq!(kept.unwrap().len(), 16);
+    session.remove().unwrap();
 }
 
 #[test]
