@@ -8,6 +8,7 @@
 //! process is its last; `next` may be dropped at any time and loses nothing.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::io;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -34,6 +35,13 @@ const KILL_PATIENCE: Duration = Duration::from_secs(2);
 const LAST_BREATH: Duration = Duration::from_millis(200);
 /// The most bytes of output that one turn of a process encodes, before others get theirs.
 const TURN_BYTES: usize = 64 * 1024;
+/// Requests that may be under way at once beyond one start for each process that the session may have: a start may
+/// hang for as long as its program's file system likes, and those that do must not keep a kill from being read. A kill is
+/// done after two seconds, and whatever is refused at once, so that there is room again without the client's doing.
+const MAX_UNDER_WAY: usize = 1024;
+/// Writes to one process that may wait at once. What waits for a process may do so for ever, so more are refused, and not
+/// left unread: a kill may stand behind them.
+const MAX_WAITING_WRITES: usize = 16 * 1024;
 /// Between two tries to read back output that the disk would not give.
 const READ_RETRY: Duration = Duration::from_millis(200);
 
@@ -78,7 +86,7 @@ struct Asked {
 #[derive(Debug)]
 enum Completion {
     Spawned { asked: Asked, encoder: Box<EventEncoder>, proc_id: ProcId, result: Result<Process, SpawnError> },
-    Written { asked: Asked, proc_id: ProcId, pid: u32, result: Result<(), WriteError> },
+    Written { asked: Asked, process: ProcessId, proc_id: ProcId, pid: u32, result: Result<(), WriteError> },
     Killed { asked: Asked, result: Signalled },
 }
 
@@ -96,10 +104,12 @@ pub struct A2eSession {
     outputs: Outputs,
     ids: MessageIds,
     watched: HashMap<ProcessId, Watched>,
-    /// Requests that are being carried out and not answered yet.
+    /// Starts and kills that are being carried out and not answered yet.
     under_way: usize,
+    /// The same of writes, for each process that has any.
+    writes: HashMap<ProcessId, usize>,
     done: mpsc::UnboundedReceiver<Completion>,
-    /// Unbounded, but bounded by the requests under way, which the transport stops reading for.
+    /// Unbounded, but bounded by the requests under way, see [`A2eSession::has_room`].
     done_sender: mpsc::UnboundedSender<Completion>,
     audit: Option<AuditLog>,
     started: Instant,
@@ -181,6 +191,7 @@ impl A2eSession {
             ids: MessageIds::new(seed),
             watched: HashMap::new(),
             under_way: 0,
+            writes: HashMap::new(),
             done,
             done_sender,
             audit,
@@ -261,7 +272,7 @@ impl A2eSession {
     pub fn take(&mut self, event: Event, out: &mut Vec<u8>) {
         match event.0 {
             Inner::Done(done) => {
-                self.under_way -= 1;
+                self.settle(&done);
                 self.complete(*done, out);
             }
             Inner::Ready(process) => self.pull(&process, out),
@@ -270,7 +281,12 @@ impl A2eSession {
 
     /// Whether requests are not answered yet, or processes are known whose terminal event is not out.
     pub fn has_something_to_say(&self) -> bool {
-        self.under_way > 0 || !self.watched.is_empty()
+        self.under_way > 0 || !self.writes.is_empty() || !self.watched.is_empty()
+    }
+
+    /// Whether one more request may be handled now. It becomes true again by itself.
+    pub fn has_room(&self) -> bool {
+        self.under_way < self.max_processes.saturating_add(MAX_UNDER_WAY)
     }
 
     /// Ends the session, now; the future waits until nothing of it is left.
@@ -280,6 +296,20 @@ impl A2eSession {
             let receipt = closing.await;
             if receipt.survivors.total > 0 {
                 tracing::error!(pids = ?receipt.survivors.pids, "processes have survived the end of their session");
+            }
+        }
+    }
+
+    /// A request is not under way any more.
+    fn settle(&mut self, done: &Completion) {
+        let Completion::Written { process, .. } = done else {
+            self.under_way -= 1;
+            return;
+        };
+        if let Entry::Occupied(mut writes) = self.writes.entry(*process) {
+            *writes.get_mut() -= 1;
+            if *writes.get() == 0 {
+                writes.remove();
             }
         }
     }
@@ -333,13 +363,17 @@ impl A2eSession {
             let reply = Reply::write_refused(asked.req_id.clone(), proc_id, &WriteRefusal::UnknownProc);
             return self.answer(&reply, &asked, out);
         };
-        let pid = pid_of(&process);
+        let (pid, id) = (pid_of(&process), process.id());
+        if self.writes.get(&id).is_some_and(|count| *count >= MAX_WAITING_WRITES) {
+            let refusal = WriteRefusal::TooMany { limit: MAX_WAITING_WRITES };
+            return self.answer(&Reply::write_refused(asked.req_id.clone(), proc_id, &refusal), &asked, out);
+        }
         let writing = process.write(data.as_bytes(), then);
         if let Some(result) = writing.now().filter(|result| *result != Err(WriteError::ClosedByProcess)) {
-            return self.complete(Completion::Written { asked, proc_id, pid, result }, out);
+            return self.complete(Completion::Written { asked, process: id, proc_id, pid, result }, out);
         }
         let sender = self.done_sender.clone();
-        self.under_way += 1;
+        *self.writes.entry(id).or_default() += 1;
         tokio::spawn(async move {
             let mut result = writing.done().await;
             // A process that dies closes its pipes before anybody can hear of its end.
@@ -348,7 +382,7 @@ impl A2eSession {
             {
                 result = Err(WriteError::Ended);
             }
-            let _ = sender.send(Completion::Written { asked, proc_id, pid, result });
+            let _ = sender.send(Completion::Written { asked, process: id, proc_id, pid, result });
         });
     }
 
@@ -388,7 +422,7 @@ impl A2eSession {
                     }
                 }
             }
-            Completion::Written { asked, proc_id, pid, result } => {
+            Completion::Written { asked, process: _, proc_id, pid, result } => {
                 let req_id = asked.req_id.clone();
                 let reply = match result {
                     Ok(()) => Reply::written(req_id, proc_id, pid),

@@ -5,11 +5,14 @@
 //! for anything else (files, terminals) a thread waits in our place.
 //!
 //! While the client does not read, no output is taken from processes, so they are held back at their quota, and memory
-//! does not grow; requests are still carried out until their answers fill the buffer.
+//! does not grow. Requests are still carried out until their answers fill the buffer, or until too many are under way;
+//! then they stay where they are, in our buffer of one read and in the client's pipe. What goes on without them (ends,
+//! limits of time, the answers to what is under way) goes on.
 
 mod ends;
 
 use std::io;
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
@@ -26,7 +29,8 @@ pub use ends::{Input, Output};
 
 /// Encoded events are taken up to this much at a time before they are written.
 const BATCH_BYTES: usize = 256 * 1024;
-/// Answers may wait up to this much before requests are no longer read.
+/// Answers may wait up to this much before requests are no longer carried out: room for some 100,000 answers, for
+/// clients that say all that they have to say before they read.
 const ANSWERS_BYTES: usize = 16 << 20;
 /// Bytes of one read of requests.
 const READ_BYTES: usize = 64 * 1024;
@@ -48,7 +52,7 @@ pub enum Ending {
 
 #[derive(Debug)]
 enum Wake {
-    Input(io::Result<usize>),
+    Requests(io::Result<Arrived>),
     Core(Event),
     Written(io::Result<()>),
     End(Ending),
@@ -61,56 +65,140 @@ enum Wake {
 /// # Errors
 /// When the descriptors cannot be used at all.
 pub async fn serve(
-    mut session: A2eSession,
+    session: A2eSession,
     input: OwnedFd,
     output: OwnedFd,
     stop: impl Future<Output = ()> + Send + 'static,
 ) -> io::Result<Ending> {
-    let mut input = Input::open(input)?;
-    let mut output = Output::open(output)?;
-    let mut codec = LineCodec::new(MAX_LINE_BYTES);
-    let mut buffer = vec![0; READ_BYTES];
-    let mut end = watch_for_end(stop, output.gone());
-    let (ending, grace) = loop {
-        // A full buffer is written before more output is taken; requests go on meanwhile.
-        let wanted = if output.pending() < BATCH_BYTES { Wanted::Everything } else { Wanted::Answers };
-        let has_pending = output.pending() > 0;
-        let wake = tokio::select! {
-            biased;
-            ending = &mut end => Wake::End(ending.unwrap_or(Ending::Stopped)),
-            read = input.read(&mut buffer), if output.pending() < ANSWERS_BYTES => Wake::Input(read),
-            event = session.next(wanted) => Wake::Core(event),
-            written = output.flush(), if has_pending => Wake::Written(written),
-        };
-        match wake {
-            Wake::Input(Ok(0) | Err(_)) => {
-                finish_input(&mut session, &mut codec, output.buffer());
-                break (Ending::ClientGone, END_GRACE);
-            }
-            Wake::Input(Ok(n)) => {
-                if let Flow::Shutdown(grace) = feed(&mut session, &mut codec, &buffer[..n], output.buffer()) {
-                    break (Ending::Shutdown, grace);
-                }
-                // A client that never stops asking must not keep what it asks for from being said.
-                if wanted == Wanted::Everything
-                    && let Some(event) = session.try_next()
-                {
-                    take_batch(&mut session, event, output.buffer());
-                }
-            }
-            Wake::Core(event) => take_batch(&mut session, event, output.buffer()),
-            Wake::Written(Ok(())) => {}
-            Wake::Written(Err(_)) => break (Ending::ClientGone, END_GRACE),
-            Wake::End(ending) => break (ending, END_GRACE),
-        }
-        if output.write_now().is_err() {
-            break (Ending::ClientGone, END_GRACE);
-        }
-    };
-    // Its task holds on to the output.
-    drop(end);
-    farewell(session, output, grace).await;
+    let output = Output::open(output)?;
+    let end = watch_for_end(stop, output.gone());
+    let mut conversation = Conversation { session, input: Requests::new(Input::open(input)?), output };
+    let (ending, grace) = conversation.run(end).await;
+    farewell(conversation.session, conversation.output, grace).await;
     Ok(ending)
+}
+
+struct Conversation {
+    session: A2eSession,
+    input: Requests,
+    output: Output,
+}
+
+impl Conversation {
+    async fn run(&mut self, mut end: oneshot::Receiver<Ending>) -> (Ending, Duration) {
+        loop {
+            let wake = self.wait(&mut end).await;
+            let flow = match wake {
+                Wake::Requests(Ok(Arrived::Some)) => self.carry_out(),
+                Wake::Requests(Ok(Arrived::End) | Err(_)) => {
+                    self.input.finish(&mut self.session, self.output.buffer());
+                    return (Ending::ClientGone, END_GRACE);
+                }
+                Wake::Core(event) => {
+                    take_batch(&mut self.session, event, &mut self.output);
+                    Flow::Continue
+                }
+                Wake::Written(Ok(())) => Flow::Continue,
+                Wake::Written(Err(_)) => return (Ending::ClientGone, END_GRACE),
+                Wake::End(ending) => return (ending, END_GRACE),
+            };
+            if let Flow::Shutdown(grace) = flow {
+                return (Ending::Shutdown, grace);
+            }
+            if self.output.write_now().is_err() {
+                return (Ending::ClientGone, END_GRACE);
+            }
+        }
+    }
+
+    async fn wait(&mut self, end: &mut oneshot::Receiver<Ending>) -> Wake {
+        let has_room = has_room(&self.session, &self.output);
+        let has_pending = self.output.pending() > 0;
+        // A full buffer is written before more output is taken; requests go on meanwhile.
+        let wanted = wanted(&self.output);
+        // A client that reads little by little gets its requests carried out as soon as there is room again.
+        let keep = if self.output.pending() < ANSWERS_BYTES { 0 } else { ANSWERS_BYTES - 1 };
+        tokio::select! {
+            biased;
+            ending = end => Wake::End(ending.unwrap_or(Ending::Stopped)),
+            arrived = self.input.more(), if has_room => Wake::Requests(arrived),
+            event = self.session.next(wanted) => Wake::Core(event),
+            written = self.output.flush(keep), if has_pending => Wake::Written(written),
+        }
+    }
+
+    fn carry_out(&mut self) -> Flow {
+        let listens = wanted(&self.output) == Wanted::Everything;
+        if let Flow::Shutdown(grace) = self.input.feed(&mut self.session, &mut self.output) {
+            return Flow::Shutdown(grace);
+        }
+        // A client that never stops asking must not keep what it asks for from being said.
+        if listens && let Some(event) = self.session.try_next() {
+            take_batch(&mut self.session, event, &mut self.output);
+        }
+        Flow::Continue
+    }
+}
+
+/// Whether one more request may be carried out.
+fn has_room(session: &A2eSession, output: &Output) -> bool {
+    output.pending() < ANSWERS_BYTES && session.has_room()
+}
+
+fn wanted(output: &Output) -> Wanted {
+    if output.pending() < BATCH_BYTES { Wanted::Everything } else { Wanted::Answers }
+}
+
+/// Requests as they arrive, and those of the last read that are not carried out yet.
+struct Requests {
+    source: Input,
+    codec: LineCodec,
+    buffer: Vec<u8>,
+    rest: Range<usize>,
+}
+
+/// What has come of the client's requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Arrived {
+    Some,
+    End,
+}
+
+impl Requests {
+    fn new(source: Input) -> Self {
+        Self { source, codec: LineCodec::new(MAX_LINE_BYTES), buffer: vec![0; READ_BYTES], rest: 0..0 }
+    }
+
+    /// Waits until there are bytes to look at. Cancel-safe.
+    async fn more(&mut self) -> io::Result<Arrived> {
+        if self.rest.is_empty() {
+            self.rest = 0..self.source.read(&mut self.buffer).await?;
+        }
+        Ok(if self.rest.is_empty() { Arrived::End } else { Arrived::Some })
+    }
+
+    /// Carries out what has arrived, as far as there is room.
+    fn feed(&mut self, session: &mut A2eSession, output: &mut Output) -> Flow {
+        let mut bytes = &self.buffer[self.rest.clone()];
+        let mut flow = Flow::Continue;
+        while flow == Flow::Continue
+            && has_room(session, output)
+            && let Some(item) = self.codec.next_item(&mut bytes)
+        {
+            let length = item_length(&item);
+            flow = session.handle(item, length, output.buffer());
+        }
+        self.rest.start = self.rest.end - bytes.len();
+        flow
+    }
+
+    /// A last line without its end is a line.
+    fn finish(&mut self, session: &mut A2eSession, out: &mut Vec<u8>) {
+        if let Some(item) = self.codec.finish() {
+            let length = item_length(&item);
+            let _ = session.handle(item, length, out);
+        }
+    }
 }
 
 /// What ends a session from outside, in a task of its own: the loop that serves looks at one word for it, every time.
@@ -131,16 +219,6 @@ fn watch_for_end(
     receiver
 }
 
-fn feed(session: &mut A2eSession, codec: &mut LineCodec, mut bytes: &[u8], out: &mut Vec<u8>) -> Flow {
-    while let Some(item) = codec.next_item(&mut bytes) {
-        let length = item_length(&item);
-        if let Flow::Shutdown(grace) = session.handle(item, length, out) {
-            return Flow::Shutdown(grace);
-        }
-    }
-    Flow::Continue
-}
-
 fn item_length(item: &Item<'_>) -> usize {
     match item {
         Item::Line(line) => line.len() + 1,
@@ -148,21 +226,13 @@ fn item_length(item: &Item<'_>) -> usize {
     }
 }
 
-/// A last line without its end is a line.
-fn finish_input(session: &mut A2eSession, codec: &mut LineCodec, out: &mut Vec<u8>) {
-    if let Some(item) = codec.finish() {
-        let length = item_length(&item);
-        let _ = session.handle(item, length, out);
-    }
-}
-
 /// Takes what is ready besides, so that one write carries it all.
-fn take_batch(session: &mut A2eSession, first: Event, out: &mut Vec<u8>) {
-    session.take(first, out);
-    while out.len() < BATCH_BYTES
+fn take_batch(session: &mut A2eSession, first: Event, output: &mut Output) {
+    session.take(first, output.buffer());
+    while wanted(output) == Wanted::Everything
         && let Some(event) = session.try_next()
     {
-        session.take(event, out);
+        session.take(event, output.buffer());
     }
 }
 
@@ -177,10 +247,10 @@ async fn farewell(mut session: A2eSession, mut output: Output, grace: Duration) 
             tokio::select! {
                 biased;
                 () = &mut closing, if !closed.load(Relaxed) => closed.store(true, Relaxed),
-                event = session.next(Wanted::Everything), if output.pending() < BATCH_BYTES => {
-                    take_batch(&mut session, event, output.buffer());
+                event = session.next(Wanted::Everything), if wanted(&output) == Wanted::Everything => {
+                    take_batch(&mut session, event, &mut output);
                 }
-                written = output.flush(), if output.pending() > 0 => {
+                written = output.flush(0), if output.pending() > 0 => {
                     if written.is_err() {
                         break;
                     }

@@ -18,6 +18,8 @@ const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
 /// Chunks that a waiting thread may be ahead.
 const THREAD_CHUNKS: usize = 4;
+/// The most that one of them holds on the way out.
+const THREAD_CHUNK_BYTES: usize = 256 * 1024;
 const CHUNK_BYTES: usize = 64 * 1024;
 
 #[derive(Clone, Debug)]
@@ -218,24 +220,24 @@ impl Output {
         while self.written < self.buffer.len() {
             match write_some(kind, &self.buffer[self.written..]) {
                 Ok(n) => self.written += n,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(error) => return Err(error),
             }
         }
-        self.reset();
+        self.tidy();
         Ok(())
     }
 
-    /// Writes until nothing waits. Cancel-safe.
+    /// Writes until at most so many bytes wait. Cancel-safe.
     ///
     /// # Errors
     /// When the client is gone.
-    pub(super) async fn flush(&mut self) -> io::Result<()> {
+    pub(super) async fn flush(&mut self, keep: usize) -> io::Result<()> {
+        let (buffer, written) = (&self.buffer, &mut self.written);
         match &self.sink {
             Sink::Polled(kind) => {
-                let (buffer, written) = (&self.buffer, &mut self.written);
                 let write = |_: &OwnedFd| {
-                    while *written < buffer.len() {
+                    while buffer.len() - *written > keep {
                         *written += write_some(kind, &buffer[*written..])?;
                     }
                     Ok(())
@@ -243,12 +245,17 @@ impl Output {
                 kind.ready().async_io(Interest::WRITABLE, write).await?;
             }
             Sink::Thread { chunks, .. } => {
-                let place = chunks.reserve().await.map_err(|_| io::Error::from(io::ErrorKind::BrokenPipe))?;
-                place.send(self.buffer.split_off(self.written));
-                self.written = self.buffer.len();
+                while buffer.len() - *written > keep {
+                    let place =
+                        chunks.reserve().await.map_err(|_| io::Error::from(io::ErrorKind::BrokenPipe))?;
+                    let rest = &buffer[*written..];
+                    let chunk = &rest[..rest.len().min(THREAD_CHUNK_BYTES)];
+                    place.send(chunk.to_vec());
+                    *written += chunk.len();
+                }
             }
         }
-        self.reset();
+        self.tidy();
         Ok(())
     }
 
@@ -283,12 +290,20 @@ impl Output {
         }
     }
 
-    /// Large buffers go back to the allocator once they have done their work.
-    fn reset(&mut self) {
+    /// Frees what was written: at once when that is all, and otherwise when it is at least as much as what is left to
+    /// move. A client that always reads a little less than there is must not make the buffer grow.
+    fn tidy(&mut self) {
         const KEPT: usize = 2 << 20;
+        if self.written == self.buffer.len() {
+            self.buffer.clear();
+        } else if self.written >= self.pending() {
+            self.buffer.drain(..self.written);
+        } else {
+            return;
+        }
         self.written = 0;
-        self.buffer.clear();
-        if self.buffer.capacity() > KEPT {
+        // Large buffers go back to the allocator once they have done their work.
+        if self.buffer.len() <= KEPT && self.buffer.capacity() > KEPT {
             self.buffer.shrink_to(KEPT);
         }
     }
@@ -330,5 +345,38 @@ fn write_some(kind: &Kind, bytes: &[u8]) -> io::Result<usize> {
             Err(rustix::io::Errno::INTR) => {}
             wrote => return Ok(wrote?),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reader_that_is_always_a_little_behind_costs_no_memory() {
+        const PIECE: usize = 32 * 1024;
+        tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+            let (mut reader, writer) = io::pipe().unwrap();
+            let mut output = Output::open(writer.into()).unwrap();
+            let (mut next, mut expected) = (0_u8, 0_u8);
+            for round in 0..1000 {
+                output.buffer().extend((0..PIECE).map(|_| {
+                    next = next.wrapping_add(1);
+                    next
+                }));
+                output.write_now().unwrap();
+                // Never so much that nothing is left.
+                if round > 10 {
+                    let mut piece = vec![0; PIECE];
+                    reader.read_exact(&mut piece).unwrap();
+                    piece.iter().for_each(|byte| {
+                        expected = expected.wrapping_add(1);
+                        assert_eq!(*byte, expected);
+                    });
+                    assert!(output.pending() > 0);
+                }
+                assert!(output.buffer.len() <= 1 << 20, "{} bytes in round {round}", output.buffer.len());
+            }
+        });
     }
 }

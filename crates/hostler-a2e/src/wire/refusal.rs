@@ -318,6 +318,14 @@ pub enum WriteRefusal {
     /// The process ended before it had read everything.
     #[error("proc_dead: the process ended before it had read all of the data")]
     EndedWhileWriting,
+    /// Too many writes wait for the process.
+    #[error(
+        "{limit} writes wait for the process to read, and no more are taken; wait for their answers before the next"
+    )]
+    TooMany {
+        /// How many may wait.
+        limit: usize,
+    },
     /// The system refused the write.
     #[error("failed to write to stdin: {reason}")]
     Write {
@@ -332,7 +340,11 @@ impl WriteRefusal {
         match self {
             Self::UnknownProc => Some(ProcCode::UnknownProc),
             Self::ProcDead | Self::EndedWhileWriting => Some(ProcCode::ProcDead),
-            Self::AfterEof | Self::NoStdin | Self::ClosedByProcess | Self::Write { .. } => None,
+            Self::AfterEof
+            | Self::NoStdin
+            | Self::ClosedByProcess
+            | Self::TooMany { .. }
+            | Self::Write { .. } => None,
         }
     }
 }

@@ -23,5 +23,6 @@ mod limits;
 mod lines;
 mod loss;
 mod model;
+mod pressure;
 mod stalled;
 mod stdin;
