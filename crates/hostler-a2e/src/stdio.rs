@@ -8,6 +8,11 @@
 //! does not grow. Requests are still carried out until their answers fill the buffer, or until too many are under way;
 //! then they stay where they are, in our buffer of one read and in the client's pipe. What goes on without them (ends,
 //! limits of time, the answers to what is under way) goes on.
+//!
+//! A client that goes while its requests are left unread is noticed all the same. When it has left altogether, which its
+//! end of our output tells, the session ends at once. When it has closed its end of our input alone, it may still read:
+//! what it wrote before is carried out as it takes answers; from the moment on that it has taken none for a while, the
+//! rest is carried out and its answers are dropped, up to the end of input, which is the end of the session.
 
 mod ends;
 
@@ -16,7 +21,7 @@ use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use hostler_core::sys::clock;
 
@@ -36,6 +41,8 @@ const ANSWERS_BYTES: usize = 16 << 20;
 const READ_BYTES: usize = 64 * 1024;
 /// How long the client may take for what is left to say after the session's end.
 const FAREWELL: Duration = Duration::from_secs(2);
+/// How long a client that has closed its end of our input may take nothing before its answers are dropped.
+const HANG_UP_PATIENCE: Duration = Duration::from_secs(3);
 /// Between SIGTERM and SIGKILL when the client or the host goes.
 const END_GRACE: Duration = Duration::from_secs(1);
 
@@ -53,6 +60,8 @@ pub enum Ending {
 #[derive(Debug)]
 enum Wake {
     Requests(io::Result<Arrived>),
+    HungUp,
+    GivenUp,
     Core(Event),
     Written(io::Result<()>),
     End(Ending),
@@ -72,8 +81,10 @@ pub async fn serve(
 ) -> io::Result<Ending> {
     let output = Output::open(output)?;
     let end = watch_for_end(stop, output.gone());
-    let mut conversation = Conversation { session, input: Requests::new(Input::open(input)?), output };
+    let mut conversation =
+        Conversation { session, input: Requests::new(Input::open(input)?), output, hung_up: None };
     let (ending, grace) = conversation.run(end).await;
+    conversation.output.keep_answers();
     farewell(conversation.session, conversation.output, grace).await;
     Ok(ending)
 }
@@ -82,6 +93,16 @@ struct Conversation {
     session: A2eSession,
     input: Requests,
     output: Output,
+    hung_up: Option<HungUp>,
+}
+
+/// The client has closed its end of our input, and requests of it are left unread.
+#[derive(Clone, Copy, Debug)]
+struct HungUp {
+    /// How much of our output it had taken in all.
+    taken: u64,
+    /// When that was last more than before.
+    since: Instant,
 }
 
 impl Conversation {
@@ -93,6 +114,14 @@ impl Conversation {
                 Wake::Requests(Ok(Arrived::End) | Err(_)) => {
                     self.input.finish(&mut self.session, self.output.buffer());
                     return (Ending::ClientGone, END_GRACE);
+                }
+                Wake::HungUp => {
+                    self.hung_up = Some(HungUp { taken: self.output.taken(), since: clock::now() });
+                    Flow::Continue
+                }
+                Wake::GivenUp => {
+                    self.output.drop_answers();
+                    Flow::Continue
                 }
                 Wake::Core(event) => {
                     take_batch(&mut self.session, event, &mut self.output);
@@ -112,7 +141,7 @@ impl Conversation {
     }
 
     async fn wait(&mut self, end: &mut oneshot::Receiver<Ending>) -> Wake {
-        let has_room = has_room(&self.session, &self.output);
+        let hold = self.hold();
         let has_pending = self.output.pending() > 0;
         // A full buffer is written before more output is taken; requests go on meanwhile.
         let wanted = wanted(&self.output);
@@ -121,10 +150,25 @@ impl Conversation {
         tokio::select! {
             biased;
             ending = end => Wake::End(ending.unwrap_or(Ending::Stopped)),
-            arrived = self.input.more(), if has_room => Wake::Requests(arrived),
+            wake = self.input.next(hold) => wake,
             event = self.session.next(wanted) => Wake::Core(event),
             written = self.output.flush(keep), if has_pending => Wake::Written(written),
         }
+    }
+
+    fn hold(&mut self) -> Hold {
+        if has_room(&self.session, &self.output) {
+            return Hold::Nothing;
+        }
+        if has_room_for_answers(&self.output) {
+            return Hold::UntilDone;
+        }
+        let Some(hung_up) = &mut self.hung_up else { return Hold::UntilRead };
+        let taken = self.output.taken();
+        if taken != hung_up.taken {
+            *hung_up = HungUp { taken, since: clock::now() };
+        }
+        Hold::UntilReadOr { given_up: hung_up.since + HANG_UP_PATIENCE }
     }
 
     fn carry_out(&mut self) -> Flow {
@@ -142,11 +186,33 @@ impl Conversation {
 
 /// Whether one more request may be carried out.
 fn has_room(session: &A2eSession, output: &Output) -> bool {
-    output.pending() < ANSWERS_BYTES && session.has_room()
+    has_room_for_answers(output) && session.has_room()
+}
+
+fn has_room_for_answers(output: &Output) -> bool {
+    output.drops_answers() || output.pending() < ANSWERS_BYTES
 }
 
 fn wanted(output: &Output) -> Wanted {
-    if output.pending() < BATCH_BYTES { Wanted::Everything } else { Wanted::Answers }
+    // What processes print is never dropped.
+    if output.pending() < BATCH_BYTES && !output.drops_answers() {
+        Wanted::Everything
+    } else {
+        Wanted::Answers
+    }
+}
+
+/// Why requests are left unread.
+#[derive(Clone, Copy, Debug)]
+enum Hold {
+    /// They are not.
+    Nothing,
+    /// Too many are under way. That ends by itself.
+    UntilDone,
+    /// Too many answers wait for a client that may have gone.
+    UntilRead,
+    /// The same, and it has hung up: it has until then to read on.
+    UntilReadOr { given_up: Instant },
 }
 
 /// Requests as they arrive, and those of the last read that are not carried out yet.
@@ -167,6 +233,22 @@ enum Arrived {
 impl Requests {
     fn new(source: Input) -> Self {
         Self { source, codec: LineCodec::new(MAX_LINE_BYTES), buffer: vec![0; READ_BYTES], rest: 0..0 }
+    }
+
+    /// Waits for what there is to know of the client's side. Cancel-safe.
+    async fn next(&mut self, hold: Hold) -> Wake {
+        match hold {
+            Hold::Nothing => Wake::Requests(self.more().await),
+            Hold::UntilDone => std::future::pending().await,
+            Hold::UntilRead => {
+                self.source.hung_up().await;
+                Wake::HungUp
+            }
+            Hold::UntilReadOr { given_up } => {
+                tokio::time::sleep_until(given_up.into()).await;
+                Wake::GivenUp
+            }
+        }
     }
 
     /// Waits until there are bytes to look at. Cancel-safe.

@@ -121,6 +121,28 @@ impl Input {
     }
 }
 
+impl Input {
+    /// Completes when nobody can write any more, whatever is left to read. Never for what a thread waits for: files have
+    /// no other end, and a terminal tells of its own by the read alone.
+    pub(super) async fn hung_up(&self) {
+        let Source::Polled(kind) = &self.0 else { return std::future::pending().await };
+        // The reactor tells of the end together with what is there to read, and that is always.
+        while !nobody_writes(kind.ready().get_ref()).unwrap_or(true) {
+            tokio::time::sleep_until((clock::now() + LOOK_AGAIN).into()).await;
+        }
+    }
+}
+
+fn nobody_writes(fd: &OwnedFd) -> io::Result<bool> {
+    Ok(look(fd, PollFlags::RDHUP)?.intersects(PollFlags::HUP | PollFlags::RDHUP | PollFlags::ERR))
+}
+
+fn look(fd: &OwnedFd, wanted: PollFlags) -> io::Result<PollFlags> {
+    let mut state = [PollFd::new(fd, wanted)];
+    poll(&mut state, Some(&Timespec::default()))?;
+    Ok(state[0].revents())
+}
+
 fn read_now(kind: &Kind, buffer: &mut [u8]) -> io::Result<usize> {
     loop {
         let read = match kind {
@@ -160,6 +182,10 @@ fn read_all(fd: OwnedFd, sender: &mpsc::Sender<io::Result<Vec<u8>>>) {
 pub struct Output {
     buffer: Vec<u8>,
     written: usize,
+    /// Bytes that the descriptor took before those of the buffer.
+    written_before: u64,
+    /// Takes what is said while answers are dropped.
+    dropped: Option<Vec<u8>>,
     sink: Sink,
 }
 
@@ -198,12 +224,37 @@ impl Output {
                 Sink::Thread { chunks: sender, done }
             }
         };
-        Ok(Self { buffer: Vec::new(), written: 0, sink })
+        Ok(Self { buffer: Vec::new(), written: 0, written_before: 0, dropped: None, sink })
     }
 
     /// Messages are appended here.
     pub(super) fn buffer(&mut self) -> &mut Vec<u8> {
-        &mut self.buffer
+        match &mut self.dropped {
+            None => &mut self.buffer,
+            Some(dropped) => {
+                dropped.clear();
+                dropped
+            }
+        }
+    }
+
+    /// From now on, what is said is said to nobody. What waits already still waits.
+    pub(super) fn drop_answers(&mut self) {
+        self.dropped = Some(Vec::new());
+    }
+
+    /// From now on, what is said is written again.
+    pub(super) fn keep_answers(&mut self) {
+        self.dropped = None;
+    }
+
+    pub(super) fn drops_answers(&self) -> bool {
+        self.dropped.is_some()
+    }
+
+    /// Bytes that the descriptor has taken in all.
+    pub(super) fn taken(&self) -> u64 {
+        self.written_before + self.written as u64
     }
 
     /// Bytes that wait.
@@ -301,6 +352,7 @@ impl Output {
         } else {
             return;
         }
+        self.written_before += self.written as u64;
         self.written = 0;
         // Large buffers go back to the allocator once they have done their work.
         if self.buffer.len() <= KEPT && self.buffer.capacity() > KEPT {
@@ -328,9 +380,7 @@ async fn closed(kind: &Kind) {
 }
 
 fn nobody_reads(fd: &OwnedFd) -> io::Result<bool> {
-    let mut state = [PollFd::new(fd, PollFlags::empty())];
-    poll(&mut state, Some(&Timespec::default()))?;
-    Ok(state[0].revents().intersects(PollFlags::HUP | PollFlags::ERR))
+    Ok(look(fd, PollFlags::empty())?.intersects(PollFlags::HUP | PollFlags::ERR))
 }
 
 fn write_some(kind: &Kind, bytes: &[u8]) -> io::Result<usize> {

@@ -1,7 +1,11 @@
 //! A client that asks without reading the answers: the host's memory stays bounded, its processes go on, and whoever reads
 //! again gets every answer.
 
-use serde_json::json;
+use std::fs;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+
+use serde_json::{Value, json};
 
 use crate::client::{Client, Data, Innocent, until};
 use crate::host::{Host, Setup};
@@ -49,4 +53,60 @@ fn answers_that_nobody_reads_cost_no_memory_and_hold_up_nothing_and_none_is_lost
     assert_eq!(client.finish(&limited).end, Data::Killed);
     innocent.answers(&mut client);
     host.end(client);
+}
+
+/// Asks too much, then for one thing more, hangs up, and reads nothing any more.
+fn hangs_up_unheard(setup: Setup, start: impl FnOnce(Setup) -> (Host, Client)) {
+    let path = setup.env().work().join("audit.jsonl");
+    let (mut host, mut client) = start(setup.flag("--audit").flag(path.as_os_str()));
+    client.greet();
+    fill_list(&mut client);
+    let mut ids = ask_much(&host, &mut client);
+    ids.push(client.send("proc/kill/req", json!({"proc_id": "nobody", "signal": "SIGKILL"})));
+    host.note_helpers();
+    client.close_input();
+    let noted = host.ends_well_then(|| fs::read_to_string(&path).unwrap());
+    let noted: Vec<Value> = noted.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let noted: Vec<&str> = noted.iter().map(|entry| entry["req_id"].as_str().unwrap()).collect();
+    assert_eq!(noted[noted.len() - ids.len()..], ids, "all were carried out in their order");
+}
+
+#[test]
+fn the_end_of_a_pipe_is_noticed_while_answers_wait_and_what_was_asked_before_is_carried_out() {
+    hangs_up_unheard(Setup::new("pipe hangs up"), Setup::start);
+}
+
+#[test]
+fn the_end_of_a_socket_is_noticed_while_answers_wait_and_what_was_asked_before_is_carried_out() {
+    hangs_up_unheard(Setup::new("socket hangs up"), |setup| {
+        let (ours_in, theirs_in) = UnixStream::pair().unwrap();
+        let (ours_out, theirs_out) = UnixStream::pair().unwrap();
+        let host = setup.start_on(OwnedFd::from(theirs_in), OwnedFd::from(theirs_out));
+        (host, Client::new(ours_in.into(), ours_out.into()))
+    });
+}
+
+#[test]
+fn a_client_that_hangs_up_and_reads_on_gets_all_answers() {
+    let (mut host, mut client) = Setup::new("hangs up and reads").start_greeted();
+    fill_list(&mut client);
+    let ids = ask_much(&host, &mut client);
+    host.note_helpers();
+    client.close_input();
+    for id in &ids {
+        client.reply(id);
+    }
+    assert_eq!(client.rest(), []);
+    host.ends_well();
+}
+
+#[test]
+fn a_client_that_has_gone_ends_the_session_though_answers_wait_and_input_is_open() {
+    let (mut host, mut client) = Setup::new("gone while answers wait").start_greeted();
+    fill_list(&mut client);
+    client.evil(&host, &["ignore-term"]);
+    ask_much(&host, &mut client);
+    host.note_helpers();
+    client.close_output();
+    host.ends_well();
 }
