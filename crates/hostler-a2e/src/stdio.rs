@@ -46,6 +46,20 @@ const HANG_UP_PATIENCE: Duration = Duration::from_secs(3);
 /// Between SIGTERM and SIGKILL when the client or the host goes.
 const END_GRACE: Duration = Duration::from_secs(1);
 
+/// Why the session could not be served, or not to an end that anybody wanted. It has ended, with all that it had started.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// A descriptor cannot be used at all; nothing was started.
+    #[error("failed to use standard input and output")]
+    Open(#[source] io::Error),
+    /// Requests cannot be read, and not because the client is gone.
+    #[error("failed to read from standard input")]
+    Read(#[source] io::Error),
+    /// Messages cannot be written, and not because the client is gone.
+    #[error("failed to write to standard output")]
+    Write(#[source] io::Error),
+}
+
 /// Why the session ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
@@ -64,7 +78,7 @@ enum Wake {
     GivenUp,
     Core(Event),
     Written(io::Result<()>),
-    End(Ending),
+    End(Result<Ending, ServeError>),
 }
 
 /// Serves until the session ends, and returns when nothing of it is left.
@@ -72,21 +86,30 @@ enum Wake {
 /// `stop` completes when the host is to end.
 ///
 /// # Errors
-/// When the descriptors cannot be used at all.
+/// [`ServeError`]. A client that is gone is none.
 pub async fn serve(
     session: A2eSession,
     input: OwnedFd,
     output: OwnedFd,
     stop: impl Future<Output = ()> + Send + 'static,
-) -> io::Result<Ending> {
-    let output = Output::open(output)?;
+) -> Result<Ending, ServeError> {
+    let output = Output::open(output).map_err(ServeError::Open)?;
+    let input = Requests::new(Input::open(input).map_err(ServeError::Open)?);
     let end = watch_for_end(stop, output.gone());
-    let mut conversation =
-        Conversation { session, input: Requests::new(Input::open(input)?), output, hung_up: None };
+    let mut conversation = Conversation { session, input, output, hung_up: None };
     let (ending, grace) = conversation.run(end).await;
     conversation.output.keep_answers();
-    farewell(conversation.session, conversation.output, grace).await;
-    Ok(ending)
+    let said = farewell(conversation.session, conversation.output, grace).await;
+    // What could not be written after the end is news only where nothing had gone wrong before.
+    match (ending, said) {
+        (Ok(_), Err(error)) => ended_by(error),
+        (ending, _) => ending,
+    }
+}
+
+/// What a failed write means for the session.
+fn ended_by(error: io::Error) -> Result<Ending, ServeError> {
+    if ends::is_departure(&error) { Ok(Ending::ClientGone) } else { Err(ServeError::Write(error)) }
 }
 
 struct Conversation {
@@ -106,41 +129,39 @@ struct HungUp {
 }
 
 impl Conversation {
-    async fn run(&mut self, mut end: oneshot::Receiver<Ending>) -> (Ending, Duration) {
+    /// Until the session is to end: why, and how long what it started may take to end by itself.
+    async fn run(&mut self, mut end: Ended) -> (Result<Ending, ServeError>, Duration) {
         loop {
-            let wake = self.wait(&mut end).await;
-            let flow = match wake {
-                Wake::Requests(Ok(Arrived::Some)) => self.carry_out(),
-                Wake::Requests(Ok(Arrived::End) | Err(_)) => {
-                    self.input.finish(&mut self.session, self.output.buffer());
-                    return (Ending::ClientGone, END_GRACE);
+            match self.wait(&mut end).await {
+                Wake::Requests(Ok(Arrived::Some)) => {
+                    if let Flow::Shutdown(grace) = self.carry_out() {
+                        return (Ok(Ending::Shutdown), grace);
+                    }
                 }
+                Wake::Requests(Ok(Arrived::End)) => {
+                    self.input.finish(&mut self.session, self.output.buffer());
+                    return (Ok(Ending::ClientGone), END_GRACE);
+                }
+                Wake::Requests(Err(error)) if ends::is_departure(&error) => {
+                    return (Ok(Ending::ClientGone), END_GRACE);
+                }
+                Wake::Requests(Err(error)) => return (Err(ServeError::Read(error)), END_GRACE),
                 Wake::HungUp => {
                     self.hung_up = Some(HungUp { taken: self.output.taken(), since: clock::now() });
-                    Flow::Continue
                 }
-                Wake::GivenUp => {
-                    self.output.drop_answers();
-                    Flow::Continue
-                }
-                Wake::Core(event) => {
-                    take_batch(&mut self.session, event, &mut self.output);
-                    Flow::Continue
-                }
-                Wake::Written(Ok(())) => Flow::Continue,
-                Wake::Written(Err(_)) => return (Ending::ClientGone, END_GRACE),
+                Wake::GivenUp => self.output.drop_answers(),
+                Wake::Core(event) => take_batch(&mut self.session, event, &mut self.output),
+                Wake::Written(Ok(())) => {}
+                Wake::Written(Err(error)) => return (ended_by(error), END_GRACE),
                 Wake::End(ending) => return (ending, END_GRACE),
-            };
-            if let Flow::Shutdown(grace) = flow {
-                return (Ending::Shutdown, grace);
             }
-            if self.output.write_now().is_err() {
-                return (Ending::ClientGone, END_GRACE);
+            if let Err(error) = self.output.write_now() {
+                return (ended_by(error), END_GRACE);
             }
         }
     }
 
-    async fn wait(&mut self, end: &mut oneshot::Receiver<Ending>) -> Wake {
+    async fn wait(&mut self, end: &mut Ended) -> Wake {
         let hold = self.hold();
         let has_pending = self.output.pending() > 0;
         // A full buffer is written before more output is taken; requests go on meanwhile.
@@ -149,7 +170,7 @@ impl Conversation {
         let keep = if self.output.pending() < ANSWERS_BYTES { 0 } else { ANSWERS_BYTES - 1 };
         tokio::select! {
             biased;
-            ending = end => Wake::End(ending.unwrap_or(Ending::Stopped)),
+            ending = end => Wake::End(ending.unwrap_or(Ok(Ending::Stopped))),
             wake = self.input.next(hold) => wake,
             event = self.session.next(wanted) => Wake::Core(event),
             written = self.output.flush(keep), if has_pending => Wake::Written(written),
@@ -283,16 +304,19 @@ impl Requests {
     }
 }
 
+/// Where the end of a session comes from when it comes from outside.
+type Ended = oneshot::Receiver<Result<Ending, ServeError>>;
+
 /// What ends a session from outside, in a task of its own: the loop that serves looks at one word for it, every time.
 fn watch_for_end(
     stop: impl Future<Output = ()> + Send + 'static,
-    gone: impl Future<Output = ()> + Send + 'static,
-) -> oneshot::Receiver<Ending> {
+    gone: impl Future<Output = io::Error> + Send + 'static,
+) -> Ended {
     let (mut sender, receiver) = oneshot::channel();
     tokio::spawn(async move {
         let ending = tokio::select! {
-            () = stop => Ending::Stopped,
-            () = gone => Ending::ClientGone,
+            () = stop => Ok(Ending::Stopped),
+            error = gone => ended_by(error),
             () = sender.closed() => return,
         };
         // A session that has ended by itself does not hear it.
@@ -319,7 +343,10 @@ fn take_batch(session: &mut A2eSession, first: Event, output: &mut Output) {
 }
 
 /// Ends the session, and says what is left to say as long as the client reads it.
-async fn farewell(mut session: A2eSession, mut output: Output, grace: Duration) {
+///
+/// # Errors
+/// When something of that cannot be written.
+async fn farewell(mut session: A2eSession, mut output: Output, grace: Duration) -> io::Result<()> {
     let closing = session.close(grace);
     tokio::pin!(closing);
     // Outside of the future that the limit may drop: a close that is done must not be waited for again.
@@ -332,20 +359,20 @@ async fn farewell(mut session: A2eSession, mut output: Output, grace: Duration) 
                 event = session.next(Wanted::Everything), if wanted(&output) == Wanted::Everything => {
                     take_batch(&mut session, event, &mut output);
                 }
-                written = output.flush(0), if output.pending() > 0 => {
-                    if written.is_err() {
-                        break;
-                    }
-                }
+                written = output.flush(0), if output.pending() > 0 => written?,
             }
         }
+        Ok(())
     };
     // A client that does not read what is left loses it, with its processes already dead.
     let deadline = clock::now() + grace + FAREWELL;
-    if tokio::time::timeout_at(deadline.into(), speak).await.is_ok() {
-        let _ = tokio::time::timeout_at(deadline.into(), output.finish()).await;
-    }
+    let said = match tokio::time::timeout_at(deadline.into(), speak).await {
+        Ok(Ok(())) => tokio::time::timeout_at(deadline.into(), output.finish()).await.unwrap_or(Ok(())),
+        Ok(Err(error)) => Err(error),
+        Err(_) => Ok(()),
+    };
     if !closed.load(Relaxed) {
         closing.await;
     }
+    said
 }

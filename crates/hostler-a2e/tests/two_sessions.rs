@@ -12,7 +12,7 @@ use std::time::Duration;
 use hostler_a2e::encode::{DataForm, PushForm};
 use hostler_a2e::protocol::{Connection, ConnectionOptions};
 use hostler_a2e::session::A2eSession;
-use hostler_a2e::stdio::{Ending, serve};
+use hostler_a2e::stdio::{Ending, ServeError, serve};
 use hostler_a2e::wire::SessionId;
 use hostler_core::{HelperProgram, Host, HostOptions, Nursery, SessionOptions};
 use hostler_testkit::{NoProcessLeft, Token, bin, evil};
@@ -29,7 +29,7 @@ struct Agent {
     to: OwnedWriteHalf,
     from: Lines<BufReader<OwnedReadHalf>>,
     session_id: String,
-    served: JoinHandle<std::io::Result<Ending>>,
+    served: JoinHandle<Result<Ending, ServeError>>,
     next: u64,
     token: Token,
 }

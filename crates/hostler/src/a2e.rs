@@ -15,12 +15,12 @@ use hostler_core::{CgroupUse, HelperProgram, Host, HostOptions, Nursery, Places,
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::config::{Cgroup, Config, EventData};
-use crate::exit::Status;
+use crate::exit::{Failure, Status};
 
 /// Hosts processes for the agent at the other end of standard input and output, until it ends the session.
 ///
 /// `inherited` is the environment that processes get, without secrets.
-pub(crate) fn a2e_stdio(config: Config, inherited: Vec<(OsString, OsString)>) -> anyhow::Result<ExitCode> {
+pub(crate) fn a2e_stdio(config: Config, inherited: Vec<(OsString, OsString)>) -> Result<ExitCode, Failure> {
     let nursery = Nursery::start(HelperProgram::CurrentExe).context("failed to start")?;
     // One thread: a request, its process and its event meet without waking another one.
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -38,7 +38,7 @@ async fn host(
     config: Config,
     inherited: Vec<(OsString, OsString)>,
     nursery: Nursery,
-) -> anyhow::Result<Ending> {
+) -> Result<Ending, Failure> {
     let stop = StopSignals::listen().context("failed to listen for signals")?;
     let host = Host::start(nursery, host_options(&config, inherited)).context("failed to start")?;
     let session = host.open_session(SessionOptions {
@@ -49,7 +49,7 @@ async fn host(
     });
     let (input, output) = stdio_ends().context("failed to use standard input and output")?;
     let session = a2e_session(&config, session);
-    stdio::serve(session, input, output, stop.any()).await.context("failed to use standard input and output")
+    Ok(stdio::serve(session, input, output, stop.any()).await?)
 }
 
 fn host_options(config: &Config, inherited: Vec<(OsString, OsString)>) -> HostOptions {

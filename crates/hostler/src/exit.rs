@@ -1,6 +1,9 @@
 //! How the program ends: exit status, and the words about a failure.
 
+use std::io;
 use std::process::ExitCode;
+
+use hostler_a2e::stdio::ServeError;
 
 use crate::config::ConfigError;
 
@@ -32,6 +35,10 @@ pub(crate) enum Failure {
     Arguments(clap::Error),
     /// The configuration cannot be used.
     Configuration(ConfigError),
+    /// Standard input cannot be read.
+    Input(io::Error),
+    /// Standard output cannot be written, and not because its reader has left.
+    Output(io::Error),
     /// Something went wrong while running.
     Runtime(anyhow::Error),
     /// The machine lacks these features, which nothing can replace.
@@ -50,12 +57,22 @@ impl From<anyhow::Error> for Failure {
     }
 }
 
+impl From<ServeError> for Failure {
+    fn from(error: ServeError) -> Self {
+        match error {
+            ServeError::Read(error) => Self::Input(error),
+            ServeError::Write(error) => Self::Output(error),
+            error @ ServeError::Open(_) => Self::Runtime(error.into()),
+        }
+    }
+}
+
 impl Failure {
     pub(crate) fn status(&self) -> Status {
         match self {
             Self::Arguments(error) if error.exit_code() == 0 => Status::Done,
             Self::Arguments(_) | Self::Configuration(_) => Status::Unusable,
-            Self::Runtime(_) | Self::Machine(_) => Status::Failed,
+            Self::Input(_) | Self::Output(_) | Self::Runtime(_) | Self::Machine(_) => Status::Failed,
         }
     }
 
@@ -64,6 +81,14 @@ impl Failure {
         match self {
             Self::Arguments(error) => error.render().to_string(),
             Self::Configuration(error) => format!("error: {}\nhint: {}\n", chain(error), error.hint()),
+            Self::Input(error) => format!(
+                "error: failed to read from standard input: {error}\nhint: it must be a pipe, a socket, a file or a \
+                 terminal; what was started has been ended\n"
+            ),
+            Self::Output(error) => format!(
+                "error: failed to write to standard output: {error}\nhint: make room where it goes, or let it go \
+                 elsewhere; what was started has been ended\n"
+            ),
             Self::Machine(lacking) => format!(
                 "error: this machine lacks what hostler needs: {}\nhint: Linux 5.3 or later and a mounted /proc are \
                  needed; a container may hide them\n",

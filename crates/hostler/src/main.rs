@@ -63,7 +63,7 @@ fn run(stderr: &Stderr) -> Result<ExitCode, Failure> {
             {
                 hide_memory()?;
             }
-            Ok(a2e::a2e_stdio(loaded.config, config::without_secrets(&sources.variables))?)
+            a2e::a2e_stdio(loaded.config, config::without_secrets(&sources.variables))
         }
         Command::Config(_) => print(&loaded.to_toml().context("failed to write the configuration as TOML")?),
         Command::Doctor(args) => {
@@ -97,9 +97,7 @@ fn finish(failure: &Failure, stderr: &Stderr) -> ExitCode {
 fn print(text: &str) -> Result<ExitCode, Failure> {
     let mut stdout = io::stdout().lock();
     match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
-            Err(Failure::Runtime(anyhow::Error::new(error).context("failed to write to standard output")))
-        }
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(Failure::Output(error)),
         Ok(()) | Err(_) => Ok(Status::Done.into()),
     }
 }

@@ -2,7 +2,7 @@
 
 use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use hostler_core::sys::{clock, reactor};
@@ -171,9 +171,49 @@ fn read_all(fd: OwnedFd, sender: &mpsc::Sender<io::Result<Vec<u8>>>) {
         if interrupted {
             continue;
         }
+        let read = read.map_err(|error| of_terminal(&file, error));
         if matches!(&read, Ok(chunk) if chunk.is_empty()) || sender.blocking_send(read).is_err() || last {
             return;
         }
+    }
+}
+
+/// Whether an error of a read or write means that the other side is gone.
+pub(super) fn is_departure(error: &io::Error) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, HostUnreachable, TimedOut};
+    matches!(error.kind(), BrokenPipe | ConnectionAborted | ConnectionReset | HostUnreachable | TimedOut)
+}
+
+/// A terminal whose other side is gone says EIO, as a broken disk does.
+fn of_terminal(file: &std::fs::File, error: io::Error) -> io::Error {
+    let hung_up = error.raw_os_error() == Some(rustix::io::Errno::IO.raw_os_error()) && is_terminal(file);
+    if hung_up { io::ErrorKind::BrokenPipe.into() } else { error }
+}
+
+/// isatty(3) says no as soon as the other side is gone, so the kind of the file has to do.
+fn is_terminal(file: &std::fs::File) -> bool {
+    rustix::fs::fstat(file)
+        .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice)
+}
+
+/// Why a thread has stopped to write, once it has.
+#[derive(Debug, Default)]
+struct Failure(OnceLock<io::Error>);
+
+impl Failure {
+    fn tell(&self, file: &std::fs::File, error: io::Error) {
+        // The thread ends with its first error.
+        let _ = self.0.set(of_terminal(file, error));
+    }
+
+    fn get(&self) -> Option<io::Error> {
+        let error = self.0.get()?;
+        Some(error.raw_os_error().map_or_else(|| error.kind().into(), io::Error::from_raw_os_error))
+    }
+
+    /// The same, where it is known that the thread has ended.
+    fn broken(&self) -> io::Error {
+        self.get().unwrap_or_else(|| io::ErrorKind::BrokenPipe.into())
     }
 }
 
@@ -192,10 +232,11 @@ pub struct Output {
 #[derive(Debug)]
 enum Sink {
     Polled(Kind),
-    /// Nothing is ever sent on `done`: it closes when the thread has ended.
     Thread {
         chunks: mpsc::Sender<Vec<u8>>,
+        /// Nothing is ever sent on it: it closes when the thread has ended.
         done: oneshot::Receiver<()>,
+        failure: Arc<Failure>,
     },
 }
 
@@ -211,17 +252,20 @@ impl Output {
             None => {
                 let (sender, mut chunks) = mpsc::channel::<Vec<u8>>(THREAD_CHUNKS);
                 let (ended, done) = oneshot::channel();
+                let failure = Arc::new(Failure::default());
+                let told = Arc::clone(&failure);
                 let mut file = std::fs::File::from(fd);
                 std::thread::Builder::new().name("stdout".to_owned()).spawn(move || {
                     let _ended: oneshot::Sender<()> = ended;
                     while let Some(chunk) = chunks.blocking_recv() {
-                        if file.write_all(&chunk).is_err() {
+                        if let Err(error) = file.write_all(&chunk) {
+                            told.tell(&file, error);
                             // The end of the channel is how the other side hears of it.
                             return;
                         }
                     }
                 })?;
-                Sink::Thread { chunks: sender, done }
+                Sink::Thread { chunks: sender, done, failure }
             }
         };
         Ok(Self { buffer: Vec::new(), written: 0, written_before: 0, dropped: None, sink })
@@ -295,10 +339,9 @@ impl Output {
                 };
                 kind.ready().async_io(Interest::WRITABLE, write).await?;
             }
-            Sink::Thread { chunks, .. } => {
+            Sink::Thread { chunks, failure, .. } => {
                 while buffer.len() - *written > keep {
-                    let place =
-                        chunks.reserve().await.map_err(|_| io::Error::from(io::ErrorKind::BrokenPipe))?;
+                    let place = chunks.reserve().await.map_err(|_| failure.broken())?;
                     let rest = &buffer[*written..];
                     let chunk = &rest[..rest.len().min(THREAD_CHUNK_BYTES)];
                     place.send(chunk.to_vec());
@@ -310,35 +353,43 @@ impl Output {
         Ok(())
     }
 
-    /// Completes when the client has closed its end, without anything being written.
-    pub(super) fn gone(&self) -> impl Future<Output = ()> + Send + use<> {
+    /// Completes when nothing can be written any more, without anything being written: the client has closed its end, or
+    /// a thread has met an error.
+    pub(super) fn gone(&self) -> impl Future<Output = io::Error> + Send + use<> {
         enum Watch {
             Polled(Kind),
-            Thread(mpsc::WeakSender<Vec<u8>>),
+            Thread(mpsc::WeakSender<Vec<u8>>, Arc<Failure>),
         }
         let watch = match &self.sink {
             Sink::Polled(kind) => Watch::Polled(kind.clone()),
-            Sink::Thread { chunks, .. } => Watch::Thread(chunks.downgrade()),
+            Sink::Thread { chunks, failure, .. } => Watch::Thread(chunks.downgrade(), Arc::clone(failure)),
         };
         async move {
             match watch {
-                Watch::Polled(kind) => closed(&kind).await,
-                Watch::Thread(chunks) => {
+                Watch::Polled(kind) => {
+                    closed(&kind).await;
+                    io::ErrorKind::BrokenPipe.into()
+                }
+                Watch::Thread(chunks, failure) => {
                     if let Some(chunks) = chunks.upgrade() {
                         chunks.closed().await;
                     }
+                    failure.broken()
                 }
             }
         }
     }
 
     /// Waits until what was handed to a thread is written.
-    pub(super) async fn finish(self) {
-        if let Sink::Thread { chunks, done } = self.sink {
-            drop(chunks);
-            // An error is how the end of the thread is seen.
-            let _ = done.await;
-        }
+    ///
+    /// # Errors
+    /// When it could not be.
+    pub(super) async fn finish(self) -> io::Result<()> {
+        let Sink::Thread { chunks, done, failure } = self.sink else { return Ok(()) };
+        drop(chunks);
+        // An error is how the end of the thread is seen.
+        let _ = done.await;
+        failure.get().map_or(Ok(()), Err)
     }
 
     /// Frees what was written: at once when that is all, and otherwise when it is at least as much as what is left to

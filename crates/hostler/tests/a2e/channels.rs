@@ -171,6 +171,43 @@ fn nothing_to_read_at_all_is_the_end_at_once() {
     assert_eq!(text, "");
 }
 
+fn full() -> File {
+    OpenOptions::new().write(true).open("/dev/full").unwrap()
+}
+
+const NOT_WRITTEN: &str = "error: failed to write to standard output: No space left on device (os error 28)
+hint: make room where it goes, or let it go elsewhere; what was started has been ended
+";
+
+#[test]
+fn output_that_cannot_be_written_ends_the_session_and_is_a_failure() {
+    let (theirs, mut ours) = std::io::pipe().unwrap();
+    let host = Setup::new("full output").start_on(OwnedFd::from(theirs), full());
+    ours.write_all(&script(&host.evil_command(&["ignore-term"]))).unwrap();
+    assert_eq!(host.ends_badly(), NOT_WRITTEN);
+}
+
+#[test]
+fn output_that_cannot_be_written_is_a_failure_also_after_the_end_of_input() {
+    for _ in 0..5 {
+        let (theirs, mut ours) = std::io::pipe().unwrap();
+        ours.write_all(&script(&["ls".to_owned()])).unwrap();
+        drop(ours);
+        let host = Setup::new("full output, no input").start_on(OwnedFd::from(theirs), full());
+        assert_eq!(host.ends_badly(), NOT_WRITTEN);
+    }
+}
+
+#[test]
+fn input_that_cannot_be_read_is_a_failure() {
+    let (_ours, theirs) = std::io::pipe().unwrap();
+    let host = Setup::new("folder for input").start_on(File::open("/").unwrap(), OwnedFd::from(theirs));
+    let expected = "error: failed to read from standard input: Is a directory (os error 21)
+hint: it must be a pipe, a socket, a file or a terminal; what was started has been ended
+";
+    assert_eq!(host.ends_badly(), expected);
+}
+
 #[test]
 fn the_descriptors_of_others_are_left_in_the_mode_that_they_had() {
     let (theirs_in, ours_in) = std::io::pipe().unwrap();

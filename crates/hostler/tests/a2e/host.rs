@@ -220,6 +220,14 @@ impl Host {
         look()
     }
 
+    /// Waits for an end with exit status 1, with nothing left, and returns what it has said about it.
+    pub(crate) fn ends_badly(mut self) -> String {
+        let status = self.wait();
+        assert_eq!((status.code(), status.signal()), (Some(1), None));
+        self.left.check();
+        self.log()
+    }
+
     /// The client goes, and with it everything.
     pub(crate) fn end(self, client: Client) {
         self.ends_after(client, || ());
