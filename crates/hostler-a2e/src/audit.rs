@@ -1,13 +1,15 @@
 //! The audit: one JSON line for each `proc/*` request that was handled, in a file that is rotated by size.
 //!
-//! This is the one module of the crate that does I/O. It writes plain blocking calls of a few KiB and reads no clock;
-//! who calls it decides on which thread, and calls [`AuditLog::flush`] when there is nothing else to do.
+//! It writes with plain calls of a few KiB and reads no clock; who calls it decides on which thread, and calls
+//! [`AuditLog::flush`] when there is nothing else to do. A pipe or terminal whose reader is behind is not waited for: what
+//! finds no room there is lost, as on a full disk.
 //!
 //! Invariants:
 //! - Entries stand in the order in which they were appended, each whole on a line.
 //! - Files are readable by their owner alone (0600).
-//! - An error is reported once, until writing works again; entries that could not be written are counted, and the memory
-//!   held never exceeds one buffer and one entry. The host goes on in any case.
+//! - An audit that cannot be written at all is an error of its own, before anything is to be noted ([`AuditLog::open`]).
+//! - A later error is reported once, until writing works again; entries that could not be written are counted, and the
+//!   memory held never exceeds one buffer and one entry. The host goes on in any case.
 
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, Write};
@@ -15,6 +17,7 @@ use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use rustix::fs::OFlags;
 use serde::{Serialize, Serializer};
 
 use crate::wire::{Outcome, ReqId, SessionId, Timestamp, push_json};
@@ -114,7 +117,20 @@ pub enum AuditError {
     },
 }
 
-/// The audit file. Nothing is opened before the first entry; what is buffered is written at the latest on drop.
+/// What the log of the host should say of the audit.
+#[derive(Debug)]
+#[must_use]
+pub enum AuditNews {
+    /// The first error of its kind since it last worked.
+    Trouble(AuditError),
+    /// Entries can be written again.
+    Recovered {
+        /// How many could not be written so far.
+        lost: u64,
+    },
+}
+
+/// The audit file. What is buffered is written at the latest on drop.
 #[derive(Debug)]
 pub struct AuditLog {
     options: AuditOptions,
@@ -158,22 +174,26 @@ enum Health {
 const BUFFER_BYTES: usize = 8 << 10;
 
 impl AuditLog {
-    /// A log that opens its file at the first entry.
-    pub fn new(options: AuditOptions) -> Self {
-        Self {
+    /// A log whose file is there and open.
+    ///
+    /// # Errors
+    /// [`AuditError::Open`].
+    pub fn open(options: AuditOptions) -> Result<Self, AuditError> {
+        let target = Target::open(&options.path)
+            .map_err(|source| AuditError::Open { path: options.path.clone(), source })?;
+        Ok(Self {
             options,
-            target: None,
+            target: Some(target),
             buffer: Vec::new(),
             line_end: LineEnd::Whole,
             writing: Health::Fine,
             rotating: Health::Fine,
             lost: 0,
-        }
+        })
     }
 
-    /// Notes a request. An error is returned when it is news.
-    #[must_use = "the first error of a kind should be logged"]
-    pub fn append(&mut self, entry: &AuditEntry<'_>) -> Option<AuditError> {
+    /// Notes a request.
+    pub fn append(&mut self, entry: &AuditEntry<'_>) -> Option<AuditNews> {
         let mut line = Vec::new();
         push_json(&mut line, entry);
         line.push(b'\n');
@@ -181,24 +201,28 @@ impl AuditLog {
         if self.is_full_with(line.len()) {
             news = self.flush();
             let rotated = self.rotate();
-            news = news.or_else(|| self.rotating.tell(rotated));
+            // That it works again is no news: nothing was lost.
+            if let Some(Change::Failed(error)) = self.rotating.tell(rotated) {
+                news = news.or(Some(AuditNews::Trouble(error)));
+            }
         }
         self.buffer.extend_from_slice(&line);
         if self.buffer.len() >= BUFFER_BYTES {
-            let written = self.write_out();
-            news = news.or_else(|| self.writing.tell(written));
+            news = news.or(self.flush());
         }
         news
     }
 
-    /// Writes what is buffered. An error is returned when it is news.
-    #[must_use = "the first error of a kind should be logged"]
-    pub fn flush(&mut self) -> Option<AuditError> {
+    /// Writes what is buffered.
+    pub fn flush(&mut self) -> Option<AuditNews> {
         if self.buffer.is_empty() {
             return None;
         }
         let written = self.write_out();
-        self.writing.tell(written)
+        Some(match self.writing.tell(written)? {
+            Change::Failed(error) => AuditNews::Trouble(error),
+            Change::Works => AuditNews::Recovered { lost: self.lost },
+        })
     }
 
     /// How many entries could not be written so far.
@@ -208,7 +232,7 @@ impl AuditLog {
 
     fn is_full_with(&mut self, more: usize) -> bool {
         let (max, buffered) = (self.options.max_bytes, self.buffer.len() as u64);
-        match self.open() {
+        match self.target() {
             Ok(Target { kind: TargetKind::Regular(length), .. }) => {
                 let length = *length + buffered;
                 max > 0 && length > 0 && length + more as u64 > max
@@ -219,7 +243,7 @@ impl AuditLog {
         }
     }
 
-    fn open(&mut self) -> io::Result<&mut Target> {
+    fn target(&mut self) -> io::Result<&mut Target> {
         let target = match self.target.take() {
             Some(target) => target,
             None => Target::open(&self.options.path)?,
@@ -278,7 +302,11 @@ impl Target {
     /// Opens a file for appending and makes it private.
     fn open(path: &Path) -> io::Result<Self> {
         const PRIVATE: u32 = 0o600;
-        let file = OpenOptions::new().append(true).create(true).mode(PRIVATE).open(path)?;
+        // Means nothing to a file. A pipe without a reader is an error, and a full one is not waited for.
+        let flags = OFlags::NONBLOCK | OFlags::NOCTTY;
+        let mut options = OpenOptions::new();
+        options.append(true).create(true).mode(PRIVATE).custom_flags(flags.bits().cast_signed());
+        let file = options.open(path)?;
         let metadata = file.metadata()?;
         if !metadata.is_file() {
             return Ok(Self { file, kind: TargetKind::Other });
@@ -316,11 +344,22 @@ impl Target {
     }
 }
 
+/// A result that is news.
+#[derive(Debug)]
+enum Change {
+    Failed(AuditError),
+    Works,
+}
+
 impl Health {
-    /// Keeps the result in mind, and gives an error back when it is news.
-    fn tell(&mut self, result: Result<(), AuditError>) -> Option<AuditError> {
+    /// Keeps the result in mind, and says whether it is another one than before.
+    fn tell(&mut self, result: Result<(), AuditError>) -> Option<Change> {
         let before = std::mem::replace(self, if result.is_ok() { Self::Fine } else { Self::Failing });
-        result.err().filter(|_| before == Self::Fine)
+        match (before, result) {
+            (Self::Fine, Err(error)) => Some(Change::Failed(error)),
+            (Self::Failing, Ok(())) => Some(Change::Works),
+            (Self::Fine, Ok(())) | (Self::Failing, Err(_)) => None,
+        }
     }
 }
 

@@ -20,7 +20,7 @@ use hostler_core::{
 };
 use tokio::sync::mpsc;
 
-use crate::audit::{AuditEntry, AuditError, AuditLog};
+use crate::audit::{AuditEntry, AuditLog, AuditNews};
 use crate::codec::Item;
 use crate::encode::{EventEncoder, Flush, MAX_EVENT_BYTES, Stream};
 use crate::protocol::{Connection, KillSignal, SpawnRequest, StdinSource, Step};
@@ -520,9 +520,25 @@ impl A2eSession {
     }
 }
 
-fn report_audit(error: Option<AuditError>) {
-    if let Some(error) = error {
-        tracing::error!(error = &error as &dyn std::error::Error, "the audit is incomplete");
+fn report_audit(news: Option<AuditNews>) {
+    match news {
+        None => {}
+        Some(AuditNews::Trouble(error)) => {
+            tracing::error!(error = &error as &dyn std::error::Error, "the audit is incomplete");
+        }
+        Some(AuditNews::Recovered { lost }) => {
+            tracing::warn!(lost, "the audit is written again; entries are missing");
+        }
+    }
+}
+
+impl Drop for A2eSession {
+    fn drop(&mut self) {
+        let Some(audit) = &mut self.audit else { return };
+        report_audit(audit.flush());
+        if audit.lost() > 0 {
+            tracing::error!(lost = audit.lost(), "the audit has ended; entries are missing");
+        }
     }
 }
 

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::process::ExitCode;
 
 use anyhow::Context;
-use hostler_a2e::audit::{AuditLog, AuditOptions};
+use hostler_a2e::audit::{AuditError, AuditLog, AuditOptions};
 use hostler_a2e::encode::{DataForm, PushForm};
 use hostler_a2e::protocol::{Connection, ConnectionOptions};
 use hostler_a2e::session::A2eSession;
@@ -14,13 +14,14 @@ use hostler_a2e::wire::{Secret, SessionId};
 use hostler_core::{CgroupUse, HelperProgram, Host, HostOptions, Nursery, Places, Session, SessionOptions};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use crate::config::{Cgroup, Config, EventData};
+use crate::config::{Audit, Cgroup, Config, EventData};
 use crate::exit::{Failure, Status};
 
 /// Hosts processes for the agent at the other end of standard input and output, until it ends the session.
 ///
 /// `inherited` is the environment that processes get, without secrets.
 pub(crate) fn a2e_stdio(config: Config, inherited: Vec<(OsString, OsString)>) -> Result<ExitCode, Failure> {
+    let audit = config.a2e.audit.as_ref().map(open_audit).transpose().map_err(Failure::Audit)?;
     let nursery = Nursery::start(HelperProgram::CurrentExe).context("failed to start")?;
     // One thread: a request, its process and its event meet without waking another one.
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -28,7 +29,7 @@ pub(crate) fn a2e_stdio(config: Config, inherited: Vec<(OsString, OsString)>) ->
         .build()
         .context("failed to set up the event loop")?;
     // As a task, for the runtime runs those without asking the kernel for events in between.
-    let ending = runtime.block_on(async { tokio::spawn(host(config, inherited, nursery)).await });
+    let ending = runtime.block_on(async { tokio::spawn(host(config, inherited, nursery, audit)).await });
     let ending = ending.context("the host has failed")??;
     tracing::info!(?ending, "the session has ended");
     Ok(Status::Done.into())
@@ -38,6 +39,7 @@ async fn host(
     config: Config,
     inherited: Vec<(OsString, OsString)>,
     nursery: Nursery,
+    audit: Option<AuditLog>,
 ) -> Result<Ending, Failure> {
     let stop = StopSignals::listen().context("failed to listen for signals")?;
     let host = Host::start(nursery, host_options(&config, inherited)).context("failed to start")?;
@@ -48,7 +50,7 @@ async fn host(
         ..SessionOptions::relay()
     });
     let (input, output) = stdio_ends().context("failed to use standard input and output")?;
-    let session = a2e_session(&config, session);
+    let session = a2e_session(&config, session, audit);
     Ok(stdio::serve(session, input, output, stop.any()).await?)
 }
 
@@ -68,7 +70,7 @@ fn host_options(config: &Config, inherited: Vec<(OsString, OsString)>) -> HostOp
     }
 }
 
-fn a2e_session(config: &Config, session: Session) -> A2eSession {
+fn a2e_session(config: &Config, session: Session, audit: Option<AuditLog>) -> A2eSession {
     let session_id = SessionId::new(session.id().to_string());
     let connection = Connection::new(ConnectionOptions {
         session_id: session_id.clone(),
@@ -81,15 +83,16 @@ fn a2e_session(config: &Config, session: Session) -> A2eSession {
         push_form: if config.a2e.push_events { PushForm::Push } else { PushForm::Correlated },
         default_timeout: config.a2e.default_timeout,
     });
-    let audit = config.a2e.audit.as_ref().map(|audit| {
-        AuditLog::new(AuditOptions {
-            path: audit.path.clone(),
-            max_bytes: audit.max_bytes,
-            backup_count: u32::try_from(audit.backup_count).unwrap_or(u32::MAX),
-        })
-    });
     let seed = hostler_core::SessionId::random().to_u128();
     A2eSession::new(connection, session, session_id, config.a2e.max_processes, seed, audit)
+}
+
+fn open_audit(audit: &Audit) -> Result<AuditLog, AuditError> {
+    AuditLog::open(AuditOptions {
+        path: audit.path.clone(),
+        max_bytes: audit.max_bytes,
+        backup_count: u32::try_from(audit.backup_count).unwrap_or(u32::MAX),
+    })
 }
 
 /// Standard input and output as descriptors of our own, so that nothing else in the process writes between messages.

@@ -3,6 +3,7 @@
 use std::io;
 use std::process::ExitCode;
 
+use hostler_a2e::audit::AuditError;
 use hostler_a2e::stdio::ServeError;
 
 use crate::config::ConfigError;
@@ -35,6 +36,8 @@ pub(crate) enum Failure {
     Arguments(clap::Error),
     /// The configuration cannot be used.
     Configuration(ConfigError),
+    /// The audit cannot be written where the configuration says.
+    Audit(AuditError),
     /// Standard input cannot be read.
     Input(io::Error),
     /// Standard output cannot be written, and not because its reader has left.
@@ -71,7 +74,7 @@ impl Failure {
     pub(crate) fn status(&self) -> Status {
         match self {
             Self::Arguments(error) if error.exit_code() == 0 => Status::Done,
-            Self::Arguments(_) | Self::Configuration(_) => Status::Unusable,
+            Self::Arguments(_) | Self::Configuration(_) | Self::Audit(_) => Status::Unusable,
             Self::Input(_) | Self::Output(_) | Self::Runtime(_) | Self::Machine(_) => Status::Failed,
         }
     }
@@ -81,6 +84,11 @@ impl Failure {
         match self {
             Self::Arguments(error) => error.render().to_string(),
             Self::Configuration(error) => format!("error: {}\nhint: {}\n", chain(error), error.hint()),
+            Self::Audit(error) => format!(
+                "error: {}\nhint: its folder must exist and this user must be able to write there, a pipe needs its \
+                 reader first; --audit FILE or `a2e.audit.path` names another one\n",
+                chain(error)
+            ),
             Self::Input(error) => format!(
                 "error: failed to read from standard input: {error}\nhint: it must be a pipe, a socket, a file or a \
                  terminal; what was started has been ended\n"

@@ -410,6 +410,24 @@ fn doctor_tells_programs_the_same_in_json() {
 }
 
 #[test]
+fn an_audit_that_cannot_be_written_is_told_before_anything_starts() {
+    let home = Home::new();
+    let audit = |path: &str| home.run(&["a2e", "--stdio", "--audit", path]).all();
+    assert_snapshot!(audit("missing/audit.jsonl"), @"
+    --- stderr
+    error: failed to open the audit file HOME/missing/audit.jsonl: No such file or directory (os error 2)
+    hint: its folder must exist and this user must be able to write there, a pipe needs its reader first; --audit FILE or `a2e.audit.path` names another one
+    --- status 2
+    ");
+    assert_snapshot!(audit("."), @"
+    --- stderr
+    error: failed to open the audit file HOME: Is a directory (os error 21)
+    hint: its folder must exist and this user must be able to write there, a pipe needs its reader first; --audit FILE or `a2e.audit.path` names another one
+    --- status 2
+    ");
+}
+
+#[test]
 fn a_full_disk_is_a_failure_and_a_reader_that_has_left_is_none() {
     let home = Home::new();
     let mut command = home.command(&["config", "show"]);

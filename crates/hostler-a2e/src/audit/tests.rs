@@ -8,10 +8,18 @@ use tempfile::TempDir;
 use super::*;
 
 fn log(path: &Path, max_bytes: u64, backup_count: u32) -> AuditLog {
-    AuditLog::new(AuditOptions { path: path.to_owned(), max_bytes, backup_count })
+    AuditLog::open(AuditOptions { path: path.to_owned(), max_bytes, backup_count }).unwrap()
 }
 
-fn note(log: &mut AuditLog, number: u32) -> Option<AuditError> {
+/// The error that is news, if there is one.
+fn trouble(news: Option<AuditNews>) -> Option<AuditError> {
+    match news? {
+        AuditNews::Trouble(error) => Some(error),
+        AuditNews::Recovered { lost } => panic!("recovered, {lost} lost"),
+    }
+}
+
+fn note(log: &mut AuditLog, number: u32) -> Option<AuditNews> {
     log.append(&AuditEntry {
         ts: Timestamp::from_unix(Duration::from_millis(4200)),
         session_id: &SessionId::new("s1"),
@@ -119,34 +127,70 @@ fn an_entry_larger_than_a_file_may_be_is_still_noted() {
 }
 
 #[test]
+fn what_cannot_be_written_is_an_error_before_anything_is_noted() {
+    let folder = TempDir::new().unwrap();
+    let fifo = folder.path().join("fifo");
+    rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+    for (path, kind) in [
+        (folder.path().join("missing/audit"), Some(io::ErrorKind::NotFound)),
+        (folder.path().to_owned(), Some(io::ErrorKind::IsADirectory)),
+        // No reader.
+        (fifo, None),
+    ] {
+        let error = AuditLog::open(AuditOptions { path: path.clone(), max_bytes: 0, backup_count: 5 });
+        let Err(AuditError::Open { path: named, source }) = error else { panic!("{error:?}") };
+        assert_eq!(named, path);
+        assert!(kind.is_none_or(|kind| kind == source.kind()), "{source:?}");
+    }
+}
+
+#[test]
 fn an_error_is_reported_once_until_writing_works_again() {
     let folder = TempDir::new().unwrap();
-    let path = folder.path().join("missing/audit");
+    let path = folder.path().join("folder/audit");
+    let lose = |log: &mut AuditLog| {
+        fs::remove_dir_all(folder.path().join("folder")).unwrap();
+        log.target = None;
+    };
+    fs::create_dir(folder.path().join("folder")).unwrap();
     let mut log = log(&path, 0, 5);
+    lose(&mut log);
     assert!(note(&mut log, 0).is_none());
-    let error = log.flush().unwrap();
+    let error = trouble(log.flush()).unwrap();
     assert_eq!(error.to_string(), format!("failed to open the audit file {}", path.display()));
     assert!(note(&mut log, 1).is_none());
     assert!(log.flush().is_none());
     assert!(log.flush().is_none());
     assert_eq!(log.lost(), 2);
 
-    fs::create_dir(folder.path().join("missing")).unwrap();
+    fs::create_dir(folder.path().join("folder")).unwrap();
     assert!(note(&mut log, 2).is_none());
-    assert!(log.flush().is_none());
+    assert!(matches!(log.flush(), Some(AuditNews::Recovered { lost: 2 })));
     assert_eq!(numbers(&path), [2]);
 
-    fs::remove_dir_all(folder.path().join("missing")).unwrap();
-    log.target = None;
+    lose(&mut log);
     assert!(note(&mut log, 3).is_none());
-    assert!(log.flush().is_some());
+    assert!(trouble(log.flush()).is_some());
     assert_eq!(log.lost(), 3);
+}
+
+#[test]
+fn a_pipe_whose_reader_is_behind_is_not_waited_for() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("fifo");
+    rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+    let mut options = OpenOptions::new();
+    let _reader = options.read(true).custom_flags(OFlags::NONBLOCK.bits().cast_signed()).open(&path).unwrap();
+    let mut log = log(&path, 0, 5);
+    let errors: Vec<_> = (0..2000).filter_map(|number| trouble(note(&mut log, number))).collect();
+    assert_eq!(errors.len(), 1);
+    assert!(log.lost() > 0);
 }
 
 #[test]
 fn a_full_device_is_reported_once_and_costs_no_memory() {
     let mut log = log(Path::new("/dev/full"), 0, 5);
-    let errors: Vec<_> = (0..200).filter_map(|number| note(&mut log, number)).collect();
+    let errors: Vec<_> = (0..200).filter_map(|number| trouble(note(&mut log, number))).collect();
     assert_eq!(errors.len(), 1);
     assert_eq!(errors[0].to_string(), "failed to write to the audit file /dev/full");
     assert!(log.lost() > 0);
@@ -159,7 +203,7 @@ fn a_file_that_cannot_be_moved_away_is_written_on() {
     let path = folder.path().join("audit");
     fs::create_dir(numbered(&path, 1)).unwrap();
     let mut log = log(&path, 400, 1);
-    let errors: Vec<_> = (0..6).filter_map(|number| note(&mut log, number)).collect();
+    let errors: Vec<_> = (0..6).filter_map(|number| trouble(note(&mut log, number))).collect();
     assert_eq!(errors.len(), 1);
     assert_eq!(errors[0].to_string(), format!("failed to rotate the audit file {}", path.display()));
     drop(log);

@@ -146,7 +146,11 @@ fn an_audit_that_cannot_be_written_is_reported_and_the_host_goes_on() {
     assert_eq!(client.finish(&proc).end, Data::Code(0));
     ask(&mut client);
     crate::client::until("a report", || host.log().contains("the audit is incomplete"));
-    host.end(client);
+    ask(&mut client);
+    let log = host.env().root().join("stderr");
+    let log = host.ends_after(client, || fs::read_to_string(log).unwrap());
+    assert_eq!(log.matches("the audit is incomplete").count(), 1, "{log}");
+    assert!(log.contains("the audit has ended; entries are missing lost=3"), "{log}");
 }
 
 /// Names of all files below a folder that are not the host's own state.
