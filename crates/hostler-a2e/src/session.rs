@@ -7,16 +7,17 @@
 //! Invariants: the answer to a spawn request comes before the first event of its process; the terminal event of a
 //! process is its last; `next` may be dropped at any time and loses nothing.
 
+mod words;
+
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::io;
 use std::time::{Duration, Instant, SystemTime};
 
 use hostler_core::sys::clock;
 use hostler_core::sys::signal::Signal;
 use hostler_core::{
-    Chunk, End, Exit, ExitStatus, Limit, Outcome, Outputs, Process, ProcessId, Pulled, Session, Signalled,
-    SpawnError, SpawnSpec, Status, StderrMode, StdinMode, Then, WriteError,
+    Chunk, Outputs, Process, ProcessId, Pulled, Session, Signalled, SpawnError, SpawnSpec, Status,
+    StderrMode, StdinMode, Then, WriteError,
 };
 use tokio::sync::mpsc;
 
@@ -25,9 +26,9 @@ use crate::codec::Item;
 use crate::encode::{EventEncoder, Flush, MAX_EVENT_BYTES, Stream};
 use crate::protocol::{Connection, KillSignal, SpawnRequest, StdinSource, Step};
 use crate::wire::{
-    Fate, MessageIds, ProcId, ProcStatus, Reply, ReqId, SessionId, SpawnRefusal, Timestamp, WriteRefusal,
-    shell_quoted,
+    MessageIds, ProcId, ProcStatus, Reply, ReqId, SessionId, Timestamp, WriteRefusal, shell_quoted,
 };
+use words::{fate, kill_reply, pid_of, proc_id, process_id, write_refusal};
 
 /// How long the answer to a kill waits for the end of the process.
 const KILL_PATIENCE: Duration = Duration::from_secs(2);
@@ -120,56 +121,6 @@ pub struct A2eSession {
 fn now() -> Timestamp {
     let since_epoch = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     Timestamp::from_unix(since_epoch)
-}
-
-/// A process's id as the wire shows it: in UUID form.
-fn proc_id(id: ProcessId) -> ProcId {
-    let bits = id.to_u128();
-    ProcId::new(format!(
-        "{:08x}-{:04x}-{:04x}-{:04x}-{:012x}",
-        bits >> 96,
-        (bits >> 80) & 0xffff,
-        (bits >> 64) & 0xffff,
-        (bits >> 48) & 0xffff,
-        bits & 0xffff_ffff_ffff
-    ))
-}
-
-/// Reads exactly what `proc_id` writes; anything else names no process.
-fn process_id(text: &ProcId) -> Option<ProcessId> {
-    let text = text.as_str();
-    let dashes = [8, 13, 18, 23];
-    if text.len() != 36 || text.bytes().enumerate().any(|(i, b)| (b == b'-') != dashes.contains(&i)) {
-        return None;
-    }
-    text.replace('-', "").parse().ok()
-}
-
-fn pid_of(process: &Process) -> u32 {
-    process.pid().and_then(|pid| u32::try_from(pid).ok()).unwrap_or(0)
-}
-
-fn code_of(status: ExitStatus) -> i32 {
-    match status {
-        ExitStatus::Code(code) => code,
-        ExitStatus::Signal { number, .. } => -number,
-        ExitStatus::KeeperLost => 0,
-    }
-}
-
-/// The core's ends in the words of the wire.
-fn fate(end: Option<End>) -> Fate {
-    match end {
-        None => Fate::Running,
-        Some(End::Exited(Exit { status, outcome })) => match outcome {
-            Outcome::Completed | Outcome::Failed => Fate::Exited { code: code_of(status) },
-            Outcome::Killed => Fate::Killed { code: code_of(status) },
-            Outcome::TimedOut => Fate::TimedOut { code: code_of(status) },
-            Outcome::Lost => Fate::Lost,
-        },
-        // Never listed: a program that did not start has no process on the wire.
-        Some(End::NotStarted | End::Canceled { .. }) => Fate::Killed { code: -Signal::Kill.number() },
-    }
 }
 
 impl A2eSession {
@@ -417,7 +368,7 @@ impl A2eSession {
                         self.outputs.attach(&process);
                     }
                     Err(error) => {
-                        let refusal = self.spawn_refusal(error);
+                        let refusal = words::spawn_refusal(error, self.session.live(), self.max_processes);
                         self.answer(&Reply::spawn_refused(req_id, &refusal), &asked, out);
                     }
                 }
@@ -434,34 +385,6 @@ impl A2eSession {
                 let reply = kill_reply(asked.req_id.clone(), result);
                 self.answer(&reply, &asked, out);
             }
-        }
-    }
-
-    fn spawn_refusal(&self, error: SpawnError) -> SpawnRefusal {
-        match error {
-            SpawnError::Limit(Limit::Session { max }) => SpawnRefusal::Limit { limit: max },
-            SpawnError::Limit(Limit::Host { max }) => SpawnRefusal::HostLimit { limit: max },
-            SpawnError::Limit(limit @ Limit::OpenFiles { .. }) => {
-                tracing::warn!(%limit, "a process was refused");
-                SpawnRefusal::Limit { limit: self.session.live().min(self.max_processes) }
-            }
-            SpawnError::Cwd { cwd, source } => {
-                SpawnRefusal::WorkingDirectory { cwd: cwd.to_string_lossy().into_owned(), reason: source }
-            }
-            SpawnError::Exec { program, source } => {
-                let command = program.to_string_lossy().into_owned();
-                if source.kind() == io::ErrorKind::NotFound && !command.contains('/') {
-                    SpawnRefusal::NotFound { command }
-                } else {
-                    SpawnRefusal::Start { command, reason: source }
-                }
-            }
-            SpawnError::SessionClosed => SpawnRefusal::SessionEnding,
-            error @ (SpawnError::Spec(_)
-            | SpawnError::TooLarge { .. }
-            | SpawnError::Resources(_)
-            | SpawnError::KeeperLost
-            | SpawnError::Canceled) => SpawnRefusal::NotStarted { reason: io::Error::other(error) },
         }
     }
 
@@ -538,46 +461,6 @@ impl Drop for A2eSession {
         report_audit(audit.flush());
         if audit.lost() > 0 {
             tracing::error!(lost = audit.lost(), "the audit has ended; entries are missing");
-        }
-    }
-}
-
-fn write_refusal(error: WriteError) -> WriteRefusal {
-    match error {
-        WriteError::NoStdin => WriteRefusal::NoStdin,
-        WriteError::Closed => WriteRefusal::AfterEof,
-        WriteError::ClosedByProcess => WriteRefusal::ClosedByProcess,
-        WriteError::Ended => WriteRefusal::ProcDead,
-        WriteError::Full { .. } => WriteRefusal::Write { reason: io::Error::other(error) },
-    }
-}
-
-fn kill_reply(req_id: ReqId, result: Signalled) -> Reply {
-    let pids = |receipt: hostler_core::Receipt| {
-        receipt.survivors.pids.into_iter().filter_map(|pid| u32::try_from(pid).ok()).collect()
-    };
-    match result {
-        // What ended by or during a kill counts as killed, whatever its own status says.
-        Signalled::Ended { end, receipt } => Reply::kill_settled(req_id, fate(Some(end)), pids(receipt)),
-        Signalled::Alive { receipt } => Reply::kill_settled(req_id, Fate::Running, pids(receipt)),
-        Signalled::AlreadyEnded { end } => Reply::kill_ended(req_id, fate(Some(end))),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn process_ids_are_written_as_uuids_and_read_back() {
-        let id: ProcessId = "0123456789abcdef0123456789abcdef".parse().unwrap();
-        let text = proc_id(id);
-        assert_eq!(text.as_str(), "01234567-89ab-cdef-0123-456789abcdef");
-        assert_eq!(process_id(&text), Some(id));
-        for bad in
-            ["", "x", "0123456789abcdef0123456789abcdef", "01234567-89AB-cdef-0123-456789abcdef", "../x"]
-        {
-            assert_eq!(process_id(&ProcId::new(bad)), None, "{bad}");
         }
     }
 }
