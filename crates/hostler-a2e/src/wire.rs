@@ -27,7 +27,7 @@ pub(crate) use json::{push_json, push_json_text};
 pub use refusal::{
     Denied, EnvelopeCode, HandshakeRefusal, KillRefusal, Malformed, ProcCode, SpawnRefusal, WriteRefusal,
 };
-pub use reply::{Accepted, Outcome, Reply};
+pub use reply::{Accepted, Left, Outcome, Reply};
 pub use request::{
     Envelope, HandshakeRequest, ProcKillRequest, ProcSpawnRequest, ProcStatusRequest, ProcWriteRequest,
     Request, RequestType, Secret, ShutdownRequest,

@@ -82,7 +82,7 @@ fn real() -> Vec<Map<String, Value>> {
         Reply::pong(req(), Duration::ZERO),
         Reply::spawned(req(), proc_id(), 1),
         Reply::written(req(), proc_id(), 1),
-        Reply::kill_settled(req(), Fate::Running, Vec::new()),
+        Reply::kill_settled(req(), Fate::Running, hostler_a2e::wire::Left::default()),
         Reply::status(req(), proc_id(), Fate::Running),
         Reply::status_all(req(), vec![entry]),
         Reply::denied(req(), Denied::Unauthorized),
@@ -143,7 +143,13 @@ fn every_word_of_the_protocol_is_on_the_page() {
         .chain(requests.map(RequestType::word))
         .chain(envelope.map(EnvelopeCode::word))
         .chain(codes.map(ProcCode::word))
-        .chain([StatusWord::NotFound.word(), "proc.data.object", "proc.event.push", "survivors"]);
+        .chain([
+            StatusWord::NotFound.word(),
+            "proc.data.object",
+            "proc.event.push",
+            "survivors",
+            "unattributed",
+        ]);
     let refusals = [HandshakeRefusal::VersionMismatch, HandshakeRefusal::AuthFailed];
     let missing: Vec<String> = words
         .map(ToOwned::to_owned)

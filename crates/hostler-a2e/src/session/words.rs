@@ -4,10 +4,11 @@ use std::io;
 
 use hostler_core::sys::signal::Signal;
 use hostler_core::{
-    End, Exit, ExitStatus, Limit, Outcome, Process, ProcessId, Signalled, SpawnError, WriteError,
+    End, Exit, ExitStatus, Limit, Outcome, Pids, Process, ProcessId, Receipt, Signalled, SpawnError,
+    WriteError,
 };
 
-use crate::wire::{Fate, ProcId, Reply, ReqId, SpawnRefusal, WriteRefusal};
+use crate::wire::{Fate, Left, ProcId, Reply, ReqId, SpawnRefusal, WriteRefusal};
 
 /// A process's id as the wire shows it: in UUID form.
 pub(super) fn proc_id(id: ProcessId) -> ProcId {
@@ -99,13 +100,15 @@ pub(super) fn write_refusal(error: WriteError) -> WriteRefusal {
 }
 
 pub(super) fn kill_reply(req_id: ReqId, result: Signalled) -> Reply {
-    let pids = |receipt: hostler_core::Receipt| {
-        receipt.survivors.pids.into_iter().filter_map(|pid| u32::try_from(pid).ok()).collect()
+    let pids = |pids: Pids| pids.pids.into_iter().filter_map(|pid| u32::try_from(pid).ok()).collect();
+    let left = |receipt: Receipt| Left {
+        survivors: pids(receipt.survivors),
+        unattributed: pids(receipt.unattributed),
     };
     match result {
         // What ended by or during a kill counts as killed, whatever its own status says.
-        Signalled::Ended { end, receipt } => Reply::kill_settled(req_id, fate(Some(end)), pids(receipt)),
-        Signalled::Alive { receipt } => Reply::kill_settled(req_id, Fate::Running, pids(receipt)),
+        Signalled::Ended { end, receipt } => Reply::kill_settled(req_id, fate(Some(end)), left(receipt)),
+        Signalled::Alive { receipt } => Reply::kill_settled(req_id, Fate::Running, left(receipt)),
         Signalled::AlreadyEnded { end } => Reply::kill_ended(req_id, fate(Some(end))),
     }
 }

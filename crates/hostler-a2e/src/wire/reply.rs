@@ -1,7 +1,7 @@
 //! Replies: what the host answers, one constructor for each outcome, and the line that each becomes.
 //!
 //! The order of fields is that of the examples in the protocol document. The extras `error` (of `proc/kill/resp`),
-//! `survivors` and `procs` stand on the wire only when there is something to say.
+//! `survivors`, `unattributed` and `procs` stand on the wire only when there is something to say.
 
 use std::time::Duration;
 
@@ -107,38 +107,33 @@ impl Reply {
 
     /// `proc/kill/resp` of a signal that was sent, with what the process was at the end of the wait.
     ///
-    /// `survivors` are pids of its tree that outlived SIGKILL: with any of them `ok` is false.
-    pub fn kill_settled(req_id: ReqId, fate: Fate, survivors: Vec<u32>) -> Self {
-        if survivors.is_empty() {
-            let body = KillBody { ok: true, state: Some(fate.status()), error: None, survivors };
+    /// With survivors `ok` is false.
+    pub fn kill_settled(req_id: ReqId, fate: Fate, left: Left) -> Self {
+        if left.survivors.is_empty() {
+            let body = KillBody { ok: true, state: Some(fate.status()), error: None, left };
             return Self { req_id, body: Body::Kill(body), outcome: Outcome::Success };
         }
-        let refusal = KillRefusal::Survivors { count: survivors.len() };
-        Self::kill_failed(req_id, Some(fate.status()), &refusal, survivors)
+        let refusal = KillRefusal::Survivors { count: left.survivors.len() };
+        Self::kill_failed(req_id, Some(fate.status()), &refusal, left)
     }
 
     /// `proc/kill/resp` for a process that the session does not have.
     pub fn kill_unknown(req_id: ReqId) -> Self {
-        Self::kill_failed(req_id, Some(StatusWord::NotFound), &KillRefusal::UnknownProc, Vec::new())
+        Self::kill_failed(req_id, Some(StatusWord::NotFound), &KillRefusal::UnknownProc, Left::default())
     }
 
     /// `proc/kill/resp` for a process that had ended before.
     pub fn kill_ended(req_id: ReqId, fate: Fate) -> Self {
-        Self::kill_failed(req_id, Some(fate.status()), &KillRefusal::ProcDead, Vec::new())
+        Self::kill_failed(req_id, Some(fate.status()), &KillRefusal::ProcDead, Left::default())
     }
 
     /// `proc/kill/resp` where nothing was sent, and nothing is said of the process.
     pub fn kill_refused(req_id: ReqId, refusal: &KillRefusal) -> Self {
-        Self::kill_failed(req_id, None, refusal, Vec::new())
+        Self::kill_failed(req_id, None, refusal, Left::default())
     }
 
-    fn kill_failed(
-        req_id: ReqId,
-        state: Option<StatusWord>,
-        refusal: &KillRefusal,
-        survivors: Vec<u32>,
-    ) -> Self {
-        let body = KillBody { ok: false, state, error: Some(refusal.to_string()), survivors };
+    fn kill_failed(req_id: ReqId, state: Option<StatusWord>, refusal: &KillRefusal, left: Left) -> Self {
+        let body = KillBody { ok: false, state, error: Some(refusal.to_string()), left };
         Self { req_id, body: Body::Kill(body), outcome: Outcome::refused(refusal.code()) }
     }
 
@@ -233,6 +228,17 @@ impl Reply {
     }
 }
 
+/// Pids of what lives on after a signal.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Left {
+    /// Of the tree, after SIGKILL.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub survivors: Vec<u32>,
+    /// Of the session, without a sign of which process started it. It may be this one.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub unattributed: Vec<u32>,
+}
+
 /// What a good handshake accepted of the capabilities that the agent named.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Accepted {
@@ -324,8 +330,8 @@ struct KillBody {
     state: Option<StatusWord>,
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<String>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    survivors: Vec<u32>,
+    #[serde(flatten)]
+    left: Left,
 }
 
 fn word_or_empty<S: serde::Serializer>(word: &Option<StatusWord>, serializer: S) -> Result<S::Ok, S::Error> {

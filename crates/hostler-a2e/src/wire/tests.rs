@@ -56,13 +56,19 @@ fn replies_have_the_fields_of_the_protocol_in_its_order() {
     );
 }
 
+fn left(survivors: &[u32], unattributed: &[u32]) -> Left {
+    Left { survivors: survivors.to_vec(), unattributed: unattributed.to_vec() }
+}
+
 #[test]
 fn replies_to_kill_name_the_end_and_never_claim_success_over_survivors() {
     insta::assert_snapshot!(
         lines([
-            Reply::kill_settled(req(), Fate::Killed { code: -15 }, vec![]),
-            Reply::kill_settled(req(), Fate::Running, vec![]),
-            Reply::kill_settled(req(), Fate::Killed { code: -9 }, vec![77, 78]),
+            Reply::kill_settled(req(), Fate::Killed { code: -15 }, Left::default()),
+            Reply::kill_settled(req(), Fate::Running, Left::default()),
+            Reply::kill_settled(req(), Fate::Killed { code: -9 }, left(&[], &[79])),
+            Reply::kill_settled(req(), Fate::Killed { code: -9 }, left(&[77, 78], &[])),
+            Reply::kill_settled(req(), Fate::Running, left(&[77], &[79, 80])),
             Reply::kill_unknown(req()),
             Reply::kill_ended(req(), Fate::Exited { code: 0 }),
             Reply::kill_ended(req(), Fate::TimedOut { code: -15 }),
@@ -72,7 +78,9 @@ fn replies_to_kill_name_the_end_and_never_claim_success_over_survivors() {
         @r#"
     {"type":"proc/kill/resp","req_id":"p1","ok":true,"state":"killed"}
     {"type":"proc/kill/resp","req_id":"p1","ok":true,"state":"running"}
+    {"type":"proc/kill/resp","req_id":"p1","ok":true,"state":"killed","unattributed":[79]}
     {"type":"proc/kill/resp","req_id":"p1","ok":false,"state":"killed","error":"2 of the processes below it survived SIGKILL; their pids are in survivors","survivors":[77,78]}
+    {"type":"proc/kill/resp","req_id":"p1","ok":false,"state":"running","error":"1 of the processes below it survived SIGKILL; their pids are in survivors","survivors":[77],"unattributed":[79,80]}
     {"type":"proc/kill/resp","req_id":"p1","ok":false,"state":"not_found","error":"unknown_proc"}
     {"type":"proc/kill/resp","req_id":"p1","ok":false,"state":"completed","error":"proc_dead"}
     {"type":"proc/kill/resp","req_id":"p1","ok":false,"state":"timedout","error":"proc_dead"}

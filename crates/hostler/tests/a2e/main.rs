@@ -19,6 +19,7 @@ mod channels;
 mod disk;
 mod endings;
 mod handshake;
+mod kills;
 mod limits;
 mod lines;
 mod loss;

@@ -1,7 +1,7 @@
 //! Each example of the protocol documents: the requests as a client sends them, the answers as we write them.
 
 use super::*;
-use crate::wire::{Fate, ProcStatus, WriteRefusal, shell_quoted};
+use crate::wire::{Fate, Left, ProcStatus, WriteRefusal, shell_quoted};
 
 #[test]
 fn the_examples_of_the_protocol_document_are_understood() {
@@ -91,7 +91,7 @@ fn answers_of_the_executor() -> [(Reply, u64, &'static str); 8] {
             r#"{"type":"proc/spawn/resp","id":"..","version":"1.0","ts":1716123456.9,"req_id":"p1","proc_id":"proc_abc123","ok":true,"pid":12345,"error":""}"#,
         ),
         (
-            Reply::kill_settled(req("p5"), Fate::Killed { code: -15 }, vec![]),
+            Reply::kill_settled(req("p5"), Fate::Killed { code: -15 }, Left::default()),
             1_716_123_458_200,
             r#"{"type":"proc/kill/resp","id":"..","version":"1.0","ts":1716123458.2,"req_id":"p5","ok":true,"state":"killed"}"#,
         ),
