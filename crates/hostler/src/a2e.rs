@@ -22,6 +22,7 @@ use crate::exit::{Failure, Status};
 /// `inherited` is the environment that processes get, without secrets.
 pub(crate) fn a2e_stdio(config: Config, inherited: Vec<(OsString, OsString)>) -> Result<ExitCode, Failure> {
     let audit = config.a2e.audit.as_ref().map(open_audit).transpose().map_err(Failure::Audit)?;
+    check_open_files().context("failed to open what a host needs")?;
     let nursery = Nursery::start(HelperProgram::CurrentExe).context("failed to start")?;
     // One thread: a request, its process and its event meet without waking another one.
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -52,6 +53,18 @@ async fn host(
     let (input, output) = stdio_ends().context("failed to use standard input and output")?;
     let session = a2e_session(&config, session, audit);
     Ok(stdio::serve(session, input, output, stop.any()).await?)
+}
+
+/// Descriptors that a host opens until it serves, with a few to spare.
+const DESCRIPTORS: usize = 24;
+
+/// Looks whether there is room for them, before anything is started: the event loop does not take a limit for an answer.
+fn check_open_files() -> std::io::Result<()> {
+    let stderr = std::io::stderr();
+    let taken: Vec<OwnedFd> =
+        (0..DESCRIPTORS).map(|_| stderr.as_fd().try_clone_to_owned()).collect::<Result<_, _>>()?;
+    drop(taken);
+    Ok(())
 }
 
 fn host_options(config: &Config, inherited: Vec<(OsString, OsString)>) -> HostOptions {

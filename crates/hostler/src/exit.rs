@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use hostler_a2e::audit::AuditError;
 use hostler_a2e::stdio::ServeError;
+use rustix::io::Errno;
 
 use crate::config::ConfigError;
 
@@ -102,10 +103,28 @@ impl Failure {
                  needed; a container may hide them\n",
                 lacking.join(", ")
             ),
-            Self::Runtime(error) => {
-                format!("error: {error:#}\nhint: `hostler doctor` shows what this machine offers\n")
-            }
+            Self::Runtime(error) => format!("error: {error:#}\nhint: {}\n", hint(error)),
         }
+    }
+}
+
+/// What to do about it. Most of what keeps a host from starting is a limit of the system.
+fn hint(error: &anyhow::Error) -> &'static str {
+    let errno = error.chain().filter_map(|cause| cause.downcast_ref::<io::Error>());
+    let errno = errno.filter_map(Errno::from_io_error).last();
+    match errno {
+        Some(Errno::MFILE) => "raise the limit of open files: `ulimit -n`",
+        Some(Errno::NFILE) => {
+            "the machine has as many open files as it may: close some, or raise fs.file-max"
+        }
+        Some(Errno::AGAIN) => {
+            "no more processes or threads may be had, or no memory for one: raise `ulimit -u`, `ulimit -v` or the limits \
+             of the control group"
+        }
+        Some(Errno::NOMEM) => {
+            "there is no memory left for this: raise `ulimit -v` or the limit of the control group"
+        }
+        _ => "`hostler doctor` shows what this machine offers",
     }
 }
 

@@ -3,7 +3,8 @@
 //! Owns the queue and the one thread that writes. Invariants:
 //! - [`Stderr::send`] never waits for a reader; what finds no room is dropped and counted.
 //! - A gap is named once, at its place between the lines, when there is room again.
-//! - The thread exists only from the first line on, so a quiet program has none.
+//! - The thread exists only from the first line on, so a quiet program has none. Where the system has no thread to give,
+//!   which is what the line may be about, whoever sends it writes it.
 //! - The descriptor's flags are left alone: they belong to everybody who shares the open file.
 
 use std::collections::VecDeque;
@@ -14,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::config::LogFormat;
 
@@ -51,6 +52,8 @@ enum Writer {
     Busy,
     /// Waits for lines.
     Idle,
+    /// There is no thread: the sender writes.
+    Direct(Arc<File>),
     /// There is none, and there will be none.
     Absent,
 }
@@ -83,9 +86,13 @@ impl Stderr {
             let descriptor = descriptor.take();
             state.writer = self.start(descriptor);
         }
-        if !matches!(state.writer, Writer::Absent) {
-            state.backlog.push(lines);
-            self.shared.filled.notify_one();
+        match &state.writer {
+            Writer::Direct(file) => write_what_fits(file, &lines),
+            Writer::Waiting(_) | Writer::Busy | Writer::Idle => {
+                state.backlog.push(lines);
+                self.shared.filled.notify_one();
+            }
+            Writer::Absent => {}
         }
     }
 
@@ -97,12 +104,13 @@ impl Stderr {
 
     fn start(&self, descriptor: Option<OwnedFd>) -> Writer {
         let Some(descriptor) = descriptor else { return Writer::Absent };
-        let shared = Arc::clone(&self.shared);
+        let file = Arc::new(File::from(descriptor));
+        let (shared, theirs) = (Arc::clone(&self.shared), Arc::clone(&file));
         let thread = std::thread::Builder::new().name("stderr".into());
         // Nobody joins it: it may stand in `write` for ever, and ends with the process.
-        match thread.spawn(move || shared.write_all_lines(File::from(descriptor))) {
+        match thread.spawn(move || shared.write_all_lines(&theirs)) {
             Ok(_detached) => Writer::Busy,
-            Err(_) => Writer::Absent,
+            Err(_) => Writer::Direct(file),
         }
     }
 
@@ -129,13 +137,15 @@ impl State {
     fn is_settled(&self) -> bool {
         match self.writer {
             Writer::Busy => false,
-            Writer::Waiting(_) | Writer::Idle | Writer::Absent => self.backlog.items.is_empty(),
+            Writer::Waiting(_) | Writer::Idle | Writer::Direct(_) | Writer::Absent => {
+                self.backlog.items.is_empty()
+            }
         }
     }
 }
 
 impl Shared {
-    fn write_all_lines(&self, mut file: File) -> ! {
+    fn write_all_lines(&self, file: &File) -> ! {
         loop {
             let mut state = self.state.lock();
             let item = loop {
@@ -152,10 +162,10 @@ impl Shared {
             let format = state.format;
             drop(state);
             match item {
-                Item::Lines(lines) => write_fully(&mut file, &lines),
+                Item::Lines(lines) => write_fully(file, &lines),
                 Item::Dropped(count) => {
                     write_fully(
-                        &mut file,
+                        file,
                         &note(format, &format!("{count} messages were dropped: standard error was full")),
                     );
                 }
@@ -165,7 +175,7 @@ impl Shared {
 }
 
 /// Writes and waits as long as it takes. A descriptor that fails loses the line: there is nobody to tell.
-fn write_fully(file: &mut File, mut bytes: &[u8]) {
+fn write_fully(mut file: &File, mut bytes: &[u8]) {
     while !bytes.is_empty() {
         match file.write(bytes) {
             Ok(0) => return,
@@ -180,6 +190,18 @@ fn write_fully(file: &mut File, mut bytes: &[u8]) {
                 }
             }
             Err(_) => return,
+        }
+    }
+}
+
+/// Writes without waiting; what finds no room is lost. A descriptor that is ready takes a piece of this size at once.
+fn write_what_fits(mut file: &File, bytes: &[u8]) {
+    const PIPE_BUF: usize = 4096;
+    for piece in bytes.chunks(PIPE_BUF) {
+        let mut state = [PollFd::new(file, PollFlags::OUT)];
+        let is_ready = poll(&mut state, Some(&Timespec::default())).is_ok_and(|count| count > 0);
+        if !is_ready || !file.write(piece).is_ok_and(|written| written == piece.len()) {
+            return;
         }
     }
 }
@@ -251,6 +273,20 @@ mod tests {
         let (reader, writer) = io::pipe().unwrap();
         let writer = OwnedFd::from(writer);
         (Stderr::with_descriptor(Some(writer.try_clone().unwrap()), limit), reader, writer)
+    }
+
+    #[test]
+    fn without_a_thread_the_sender_writes_and_waits_for_nobody() {
+        let (stderr, mut reader, writer) = over_pipe(1000);
+        stderr.shared.state.lock().writer = Writer::Direct(Arc::new(File::from(writer.try_clone().unwrap())));
+        stderr.send(b"one\n".to_vec());
+        assert!(stderr.flush(AT_ONCE));
+        let mut line = [0; 4];
+        reader.read_exact(&mut line).unwrap();
+        assert_eq!(&line, b"one\n");
+        fill(&writer);
+        stderr.send(b"two\n".to_vec());
+        assert!(stderr.flush(AT_ONCE));
     }
 
     /// Writes until there is no room left for a single byte.

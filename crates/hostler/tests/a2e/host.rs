@@ -29,7 +29,7 @@ pub(crate) struct Setup {
     allowed: Vec<String>,
     flags: Vec<OsString>,
     variables: Vec<(OsString, OsString)>,
-    open_files: Option<u32>,
+    before: Vec<String>,
 }
 
 /// Who the host runs as.
@@ -58,7 +58,7 @@ impl Setup {
         let allowed = ["python3", "bash", "ls", evil.to_str().unwrap()].map(str::to_owned).to_vec();
         let token = Token::new(test);
         let (flags, variables) = (Vec::new(), Vec::new());
-        Self { env, token, program, evil, user, allowed, flags, variables, open_files: None }
+        Self { env, token, program, evil, user, allowed, flags, variables, before: Vec::new() }
     }
 
     /// Allows one more command.
@@ -78,8 +78,18 @@ impl Setup {
     }
 
     /// Soft and hard limit of open files.
-    pub(crate) fn open_files(mut self, limit: u32) -> Self {
-        self.open_files = Some(limit);
+    pub(crate) fn open_files(self, limit: u32) -> Self {
+        self.shell(&format!("ulimit -n {limit}"))
+    }
+
+    /// Soft and hard limit of processes and threads of the user. It means nothing to root.
+    pub(crate) fn user_processes(self, limit: u32) -> Self {
+        self.shell(&format!("ulimit -u {limit}"))
+    }
+
+    /// What a shell does before it becomes the host.
+    pub(crate) fn shell(mut self, before: &str) -> Self {
+        self.before.push(before.to_owned());
         self
     }
 
@@ -88,13 +98,13 @@ impl Setup {
     }
 
     fn command(&self) -> Command {
-        let mut command = match self.open_files {
-            None => self.env.command(&self.program),
-            Some(limit) => {
-                let mut command = self.env.command("/bin/sh");
-                command.args(["-c", &format!("ulimit -n {limit} && exec \"$0\" \"$@\"")]).arg(&self.program);
-                command
-            }
+        let mut command = if self.before.is_empty() {
+            self.env.command(&self.program)
+        } else {
+            let mut command = self.env.command(Path::new("/bin/bash"));
+            let before = self.before.join(" && ");
+            command.args(["-c", &format!("{before} && exec \"$0\" \"$@\"")]).arg(&self.program);
+            command
         };
         command.args(["a2e", "--stdio", "--allow", &self.allowed.join(",")]).args(&self.flags);
         let (name, value) = self.token.env();

@@ -1,6 +1,8 @@
 //! Limits: of open files, of processes, of what a host remembers.
 
 use std::collections::HashSet;
+use std::io::{Read, Write};
+use std::os::fd::OwnedFd;
 
 use serde_json::{Value, json};
 
@@ -66,6 +68,70 @@ fn no_room_for_a_single_process_is_said_too() {
     assert_eq!(fill(&host, &mut client).len(), 0);
     client.ping();
     host.end(client);
+}
+
+/// Runs a host on two requests and returns its exit status, how many lines it answered, and its log.
+fn two_requests(setup: Setup) -> (Option<i32>, usize, String) {
+    let (theirs_in, mut ours_in) = std::io::pipe().unwrap();
+    let (mut ours_out, theirs_out) = std::io::pipe().unwrap();
+    let pings = "{\"type\":\"ping\",\"id\":\"p\"}\n".repeat(2);
+    ours_in.write_all(pings.as_bytes()).unwrap();
+    drop(ours_in);
+    let mut host = setup.start_on(OwnedFd::from(theirs_in), OwnedFd::from(theirs_out));
+    let status = host.wait();
+    let mut answers = String::new();
+    ours_out.read_to_string(&mut answers).unwrap();
+    (status.code(), answers.lines().count(), host.log())
+}
+
+#[test]
+fn a_start_that_is_out_of_descriptors_is_one_error_that_says_so() {
+    let mut served = 0;
+    // With fewer, the system's own loader does not find its libraries.
+    for limit in 4..=40 {
+        let (status, answers, log) = two_requests(Setup::new("out of descriptors").open_files(limit));
+        if status == Some(0) {
+            assert_eq!((answers, log.as_str()), (2, ""), "{limit}");
+            served += 1;
+        } else {
+            assert_eq!(answers, 0, "{limit}");
+            assert_eq!(log.lines().count(), 2, "{log}");
+            let [error, hint] = [0, 1].map(|line| log.lines().nth(line).unwrap());
+            assert!(
+                error.starts_with("error: ") && error.ends_with("Too many open files (os error 24)"),
+                "{log}"
+            );
+            // One file that is looked at before may be the first that cannot be opened.
+            let expected =
+                if status == Some(2) { "hint: " } else { "hint: raise the limit of open files: `ulimit -n`" };
+            assert!(hint.starts_with(expected), "{log}");
+        }
+    }
+    assert!((5..=15).contains(&served), "{served}");
+}
+
+#[test]
+fn a_start_that_is_out_of_processes_is_one_error_that_says_so() {
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: others of this user would be counted");
+        return;
+    }
+    let (status, answers, log) = two_requests(Setup::nobody("out of processes").user_processes(1));
+    let expected = "error: failed to start: failed to start the nursery from /proc/self/exe: Resource temporarily unavailable (os error 11)
+hint: no more processes or threads may be had, or no memory for one: raise `ulimit -u`, `ulimit -v` or the limits of the control group
+";
+    assert_eq!((status, answers, log.as_str()), (Some(1), 0, expected));
+}
+
+/// What is closed counts as /dev/null: the first file that is opened must not take its place.
+#[test]
+fn closed_descriptors_are_no_surprise() {
+    for closed in ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"] {
+        let setup = Setup::new("closed").shell(&format!("exec {closed}"));
+        let (status, answers, log) = two_requests(setup);
+        let expected = if closed == "2>&-" { 2 } else { 0 };
+        assert_eq!((status, answers, log.as_str()), (Some(0), expected, ""), "{closed}");
+    }
 }
 
 #[test]
