@@ -368,7 +368,7 @@ impl A2eSession {
                         self.outputs.attach(&process);
                     }
                     Err(error) => {
-                        let refusal = words::spawn_refusal(error, self.session.live(), self.max_processes);
+                        let refusal = words::spawn_refusal(error);
                         self.answer(&Reply::spawn_refused(req_id, &refusal), &asked, out);
                     }
                 }

@@ -371,7 +371,8 @@ impl Drop for SessionInner {
 
 fn resources(error: std::io::Error) -> SpawnError {
     match error.raw_os_error() {
-        Some(libc::EMFILE | libc::ENFILE) => Limit::OpenFiles { limit: limits::nofile().soft }.into(),
+        Some(libc::EMFILE) => Limit::OpenFiles { limit: limits::nofile().soft }.into(),
+        Some(libc::ENFILE) => Limit::SystemFiles.into(),
         _ => SpawnError::Resources(error),
     }
 }

@@ -171,6 +171,9 @@ pub enum Limit {
         /// The soft limit.
         limit: u64,
     },
+    /// The machine has no file descriptors left for anybody.
+    #[error("the machine has as many open files as it may: close some, or raise fs.file-max")]
+    SystemFiles,
 }
 
 /// A process that was not started. Nothing of it is left.

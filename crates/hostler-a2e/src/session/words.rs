@@ -60,15 +60,13 @@ pub(super) fn fate(end: Option<End>) -> Fate {
     }
 }
 
-/// `live` is how many processes the session has, of `max_processes`.
-pub(super) fn spawn_refusal(error: SpawnError, live: usize, max_processes: usize) -> SpawnRefusal {
+pub(super) fn spawn_refusal(error: SpawnError) -> SpawnRefusal {
     match error {
         SpawnError::Limit(Limit::Session { max }) => SpawnRefusal::Limit { limit: max },
         SpawnError::Limit(Limit::Host { max }) => SpawnRefusal::HostLimit { limit: max },
-        SpawnError::Limit(limit @ Limit::OpenFiles { .. }) => {
-            tracing::warn!(%limit, "a process was refused");
-            SpawnRefusal::Limit { limit: live.min(max_processes) }
-        }
+        SpawnError::Limit(Limit::OpenFiles { limit }) => SpawnRefusal::OpenFiles { limit },
+        SpawnError::Limit(Limit::SystemFiles) => SpawnRefusal::SystemFiles,
+        SpawnError::Resources(reason) => SpawnRefusal::Resources { reason },
         SpawnError::Cwd { cwd, source } => {
             SpawnRefusal::WorkingDirectory { cwd: cwd.to_string_lossy().into_owned(), reason: source }
         }
@@ -83,7 +81,6 @@ pub(super) fn spawn_refusal(error: SpawnError, live: usize, max_processes: usize
         SpawnError::SessionClosed => SpawnRefusal::SessionEnding,
         error @ (SpawnError::Spec(_)
         | SpawnError::TooLarge { .. }
-        | SpawnError::Resources(_)
         | SpawnError::KeeperLost
         | SpawnError::Canceled) => SpawnRefusal::NotStarted { reason: io::Error::other(error) },
     }

@@ -232,16 +232,39 @@ pub enum SpawnRefusal {
         seconds: i64,
     },
     /// The session runs as many processes as it may.
-    #[error("proc_limit: {limit} processes of this session are live; wait until one ends or kill one")]
+    #[error(
+        "proc_limit: {limit} processes of this session are live, all that max_processes allows; wait until one ends or kill one"
+    )]
     Limit {
         /// The quota of the session.
         limit: usize,
     },
     /// All sessions of the host together run as many processes as they may.
-    #[error("proc_limit: {limit} processes of all sessions are live; wait until one ends or kill one")]
+    #[error(
+        "proc_limit: {limit} processes of all sessions are live, all that max_processes_total allows; wait until one ends or kill one"
+    )]
     HostLimit {
         /// The quota of the host.
         limit: usize,
+    },
+    /// The host's limit of open files has no room for another process, whatever the quotas say.
+    #[error(
+        "proc_limit: the host's limit of {limit} open files has no room for another process; wait until one ends, kill one, or start the host with a higher hard limit (`ulimit -Hn`)"
+    )]
+    OpenFiles {
+        /// The limit, as far as the host could raise it.
+        limit: u64,
+    },
+    /// The machine has no open files left for anybody.
+    #[error(
+        "proc_limit: the machine has as many open files as it may; try again later, or raise its fs.file-max"
+    )]
+    SystemFiles,
+    /// The system has no room for another process.
+    #[error("the system cannot start another process: {reason}; {}", what_to_raise(.reason))]
+    Resources {
+        /// What the system said.
+        reason: io::Error,
     },
     /// `cwd` cannot be used.
     #[error("cwd {}: {reason}; use a directory that exists, or \"\" for the host's own", Shown(.cwd))]
@@ -280,7 +303,9 @@ impl SpawnRefusal {
     /// The code that the text starts with, where it has one.
     pub fn code(&self) -> Option<ProcCode> {
         match self {
-            Self::Limit { .. } | Self::HostLimit { .. } => Some(ProcCode::ProcLimit),
+            Self::Limit { .. } | Self::HostLimit { .. } | Self::OpenFiles { .. } | Self::SystemFiles => {
+                Some(ProcCode::ProcLimit)
+            }
             Self::OtherSession { .. }
             | Self::EmptyCommand
             | Self::NotAllowed { .. }
@@ -291,9 +316,20 @@ impl SpawnRefusal {
             | Self::WorkingDirectory { .. }
             | Self::NotFound { .. }
             | Self::Start { .. }
+            | Self::Resources { .. }
             | Self::NotStarted { .. }
             | Self::SessionEnding => None,
         }
+    }
+}
+
+fn what_to_raise(reason: &io::Error) -> &'static str {
+    match rustix::io::Errno::from_io_error(reason) {
+        Some(rustix::io::Errno::AGAIN) => {
+            "end some, or raise the number of processes and threads that the host's user (`ulimit -u`) and its control group (pids.max) may have"
+        }
+        Some(rustix::io::Errno::NOMEM) => "end some, or raise what memory the host may have",
+        _ => "end some, and try again",
     }
 }
 

@@ -143,6 +143,10 @@ fn refused_spawns_say_what_to_do() {
             refused(SpawnRefusal::NegativeTimeout { seconds: -5 }),
             refused(SpawnRefusal::Limit { limit: 64 }),
             refused(SpawnRefusal::HostLimit { limit: 4096 }),
+            refused(SpawnRefusal::OpenFiles { limit: 80 }),
+            refused(SpawnRefusal::SystemFiles),
+            refused(SpawnRefusal::Resources { reason: io::Error::from_raw_os_error(11) }),
+            refused(SpawnRefusal::Resources { reason: io::Error::from_raw_os_error(12) }),
             refused(SpawnRefusal::WorkingDirectory { cwd: text("/no/such"), reason: no_such_file() }),
             refused(SpawnRefusal::NotFound { command: text("python3") }),
             refused(SpawnRefusal::Start { command: text("ls"), reason: io::Error::from_raw_os_error(7) }),
@@ -157,8 +161,12 @@ fn refused_spawns_say_what_to_do() {
     {"type":"proc/spawn/resp","req_id":"p1","proc_id":"","ok":false,"pid":0,"error":"env name \"A=B\" is refused; a name must not be empty and must not hold \"=\""}
     {"type":"proc/spawn/resp","req_id":"p1","proc_id":"","ok":false,"pid":0,"error":"stdin_mode \"inherit\" is not known; use \"pipe\" or \"null\""}
     {"type":"proc/spawn/resp","req_id":"p1","proc_id":"","ok":false,"pid":0,"error":"timeout -5 is negative; use 0 for no limit, or the seconds after which to kill the process"}
-    {"type":"proc/spawn/resp","req_id":"p1","proc_id":"","ok":false,"pid":0,"error":"proc_limit: 64 processes of this session are live; wait until one ends or kill one"}
-    {"type":"proc/spawn/resp","req_id":"p1","proc_id":"","ok":false,"pid":0,"error":"proc_limit: 4096 processes of all sessions are live; wait until one ends or kill one"}
+    {"type":"proc/spawn/resp","req_id":"p1","proc_id":"","ok":false,"pid":0,"error":"proc_limit: 64 processes of this session are live, all that max_processes allows; wait until one ends or kill one"}
+    {"type":"proc/spawn/resp","req_id":"p1","proc_id":"","ok":false,"pid":0,"error":"proc_limit: 4096 processes of all sessions are live, all that max_processes_total allows; wait until one ends or kill one"}
+    {"type":"proc/spawn/resp","req_id":"p1","proc_id":"","ok":false,"pid":0,"error":"proc_limit: the host's limit of 80 open files has no room for another process; wait until one ends, kill one, or start the host with a higher hard limit (`ulimit -Hn`)"}
+    {"type":"proc/spawn/resp","req_id":"p1","proc_id":"","ok":false,"pid":0,"error":"proc_limit: the machine has as many open files as it may; try again later, or raise its fs.file-max"}
+    {"type":"proc/spawn/resp","req_id":"p1","proc_id":"","ok":false,"pid":0,"error":"the system cannot start another process: Resource temporarily unavailable (os error 11); end some, or raise the number of processes and threads that the host's user (`ulimit -u`) and its control group (pids.max) may have"}
+    {"type":"proc/spawn/resp","req_id":"p1","proc_id":"","ok":false,"pid":0,"error":"the system cannot start another process: Cannot allocate memory (os error 12); end some, or raise what memory the host may have"}
     {"type":"proc/spawn/resp","req_id":"p1","proc_id":"","ok":false,"pid":0,"error":"cwd \"/no/such\": No such file or directory (os error 2); use a directory that exists, or \"\" for the host's own"}
     {"type":"proc/spawn/resp","req_id":"p1","proc_id":"","ok":false,"pid":0,"error":"command \"python3\" was not found on the host's PATH"}
     {"type":"proc/spawn/resp","req_id":"p1","proc_id":"","ok":false,"pid":0,"error":"failed to start \"ls\": Argument list too long (os error 7)"}
@@ -224,6 +232,8 @@ fn a_refusal_whose_text_starts_with_a_code_has_that_code_for_the_audit() {
     for (text, outcome) in [
         spawn(SpawnRefusal::Limit { limit: 1 }),
         spawn(SpawnRefusal::HostLimit { limit: 1 }),
+        spawn(SpawnRefusal::OpenFiles { limit: 1 }),
+        spawn(SpawnRefusal::SystemFiles),
         spawn(SpawnRefusal::EmptyCommand),
         write(WriteRefusal::UnknownProc),
         write(WriteRefusal::ProcDead),

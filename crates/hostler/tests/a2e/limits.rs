@@ -14,8 +14,8 @@ fn is_proc_limit(reply: &Value) -> bool {
     reply["error"].as_str().unwrap().starts_with("proc_limit")
 }
 
-/// Spawns processes that echo until one is refused, which must be for want of room.
-fn fill(host: &Host, client: &mut Client) -> Vec<Proc> {
+/// Spawns processes that echo until one is refused, which must be for want of room, in these words.
+fn fill(host: &Host, client: &mut Client, words: &str) -> Vec<Proc> {
     let command = host.evil_command(&["echo"]);
     let mut procs = Vec::new();
     loop {
@@ -23,7 +23,7 @@ fn fill(host: &Host, client: &mut Client) -> Vec<Proc> {
         let id = client.send_spawn(&command, json!({}));
         let reply = client.reply(&id);
         if reply["ok"] == false {
-            assert!(is_proc_limit(&reply), "{reply}");
+            assert!(is_proc_limit(&reply) && reply["error"].as_str().unwrap().contains(words), "{reply}");
             return procs;
         }
         procs.push(Proc { id: reply["proc_id"].as_str().unwrap().to_owned(), req_id: id });
@@ -38,7 +38,7 @@ fn too_few_descriptors_are_a_proc_limit_and_the_host_lives_on() {
         let mut innocent = Innocent::start(&host, &mut client);
         let mut before = None;
         for _ in 0..3 {
-            let procs = fill(&host, &mut client);
+            let procs = fill(&host, &mut client, &format!("the host's limit of {limit} open files"));
             assert!(
                 before.is_none_or(|before| before == procs.len()),
                 "as many as before: {before:?}, {}",
@@ -65,7 +65,7 @@ fn too_few_descriptors_are_a_proc_limit_and_the_host_lives_on() {
 #[test]
 fn no_room_for_a_single_process_is_said_too() {
     let (host, mut client) = Setup::new("no descriptors").open_files(48).start_greeted();
-    assert_eq!(fill(&host, &mut client).len(), 0);
+    assert_eq!(fill(&host, &mut client, "the host's limit of 48 open files").len(), 0);
     client.ping();
     host.end(client);
 }
@@ -194,7 +194,7 @@ fn what_lingers_keeps_its_place_until_it_is_killed() {
     let (host, mut client) = Setup::new("lingering place").flag("--max-processes=1").start_greeted();
     let linger = client.spawn(&host.evil_command(&["linger", "silent", "60"]));
     assert_eq!(client.finish(&linger).end, Data::Code(3));
-    assert_eq!(fill(&host, &mut client).len(), 0, "a descendant lives");
+    assert_eq!(fill(&host, &mut client, "1 processes of this session").len(), 0, "a descendant lives");
     client.kill(&linger, "SIGKILL");
     until("the host alone", || match host.token().pids().as_slice() {
         [pid] if *pid == host.pid() => Ok(()),
