@@ -15,6 +15,7 @@ mod ci;
 mod house;
 mod setup;
 mod smoke;
+mod stall;
 mod steps;
 mod tidy;
 mod tour;
@@ -42,7 +43,9 @@ enum Command {
     /// Look for what must not be in the repository: long files, leftovers, paths of one machine.
     Tidy,
     /// Play a script of A2E messages to a real host and show both sides.
-    Tour,
+    Tour(tour::Options),
+    /// Run the tests of a client that stops reading, with a long pause.
+    Stall(stall::Options),
     /// Run the examples of README.md against a release build.
     Readme,
     /// Measure the bars of the design against their baselines and print a table.
@@ -55,7 +58,8 @@ fn main() -> ExitCode {
         Command::Ci => ci::ci(),
         Command::Setup => setup::setup(),
         Command::Tidy => tidy::tidy(),
-        Command::Tour => tour::tour(),
+        Command::Tour(options) => tour::tour(options),
+        Command::Stall(options) => stall::stall(options),
         Command::Readme => smoke::built_readme(),
         Command::Bench(options) => bench::run(&options),
     };

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::client::{Client, Data, Innocent, until};
 use crate::host::{Host, Setup};
-use crate::stalled::wait_until_all_wait;
+use crate::stalled::{pause, wait_until_all_wait};
 
 /// What answers may take: 16 MiB that wait, room to move them, and what the allocator keeps.
 const ROOM_KIB: u64 = 48 * 1024;
@@ -46,6 +46,7 @@ fn answers_that_nobody_reads_cost_no_memory_and_hold_up_nothing_and_none_is_lost
         2 => Ok(()),
         count => Err(count),
     });
+    pause(|| assert!(host.rss_kib() <= now + 1024, "memory grows while nobody reads"));
     for id in &ids {
         let reply = client.reply(id);
         assert_eq!(reply["procs"].as_array().map(Vec::len), Some(10), "{id}");

@@ -91,12 +91,25 @@ pub(crate) fn read_floods(client: &mut Client, count: usize, bytes: u64, mut loo
     reader.give_back(client);
 }
 
+/// Reads nothing for 3 seconds, or for as many as HOSTLER_TEST_PAUSE_SECONDS says (`cargo xtask stall`), and looks at
+/// something meanwhile.
+#[expect(clippy::print_stdout, reason = "who asked for a long pause wants to see that it was one")]
+pub(crate) fn pause(mut look: impl FnMut()) {
+    let by_hand = std::env::var("HOSTLER_TEST_PAUSE_SECONDS").ok().map(|seconds| seconds.parse().unwrap());
+    let pause = Duration::from_secs(by_hand.unwrap_or(3));
+    let began = SystemTime::now();
+    wait_until("the end of the pause", LONG + pause, || {
+        look();
+        began.elapsed().is_ok_and(|paused| paused >= pause)
+    });
+    println!("nothing was read for {:?}", began.elapsed().unwrap());
+}
+
 #[test]
 fn a_client_that_stops_reading_for_a_while_gets_everything_in_order() {
     const FLOODS: usize = 3;
     const QUOTA: u64 = 2 * MIB;
     const BYTES: u64 = 80 * 100_000;
-    const PAUSE: Duration = Duration::from_secs(3);
     let setup = Setup::new("stopped reading")
         .variable("HOSTLER_RUNTIME_OUTPUT_RELAY_BYTES_PER_PROCESS", QUOTA.to_string());
     let (host, mut client) = setup.start_greeted();
@@ -111,11 +124,9 @@ fn a_client_that_stops_reading_for_a_while_gets_everything_in_order() {
     });
     wait_until_all_wait(&host);
     let rss = host.rss_kib();
-    let began = SystemTime::now();
-    wait_until("the end of the pause", LONG, || {
+    pause(|| {
         assert!(disk_bytes(&host.env().state_home()) <= FLOODS as u64 * QUOTA);
         assert!(host.rss_kib() <= rss + 4 * 1024, "memory grows while nobody reads");
-        began.elapsed().is_ok_and(|paused| paused >= PAUSE)
     });
     read_floods(&mut client, FLOODS, BYTES, |_| ());
     assert!(host.rss_kib() < rss + 32 * 1024, "from {rss} to {} KiB", host.rss_kib());
