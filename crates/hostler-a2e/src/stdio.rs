@@ -15,6 +15,8 @@
 //! rest is carried out and its answers are dropped, up to the end of input, which is the end of the session.
 
 mod ends;
+mod input;
+mod output;
 
 use std::io;
 use std::ops::Range;
@@ -30,7 +32,8 @@ use tokio::sync::oneshot;
 use crate::codec::{Item, LineCodec, MAX_LINE_BYTES};
 use crate::session::{A2eSession, Event, Flow, Wanted};
 
-pub use ends::{Input, Output};
+pub use input::Input;
+pub use output::Output;
 
 /// Encoded events are taken up to this much at a time before they are written.
 const BATCH_BYTES: usize = 256 * 1024;
