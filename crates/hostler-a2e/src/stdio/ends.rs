@@ -65,6 +65,15 @@ pub(super) fn look(fd: &OwnedFd, wanted: PollFlags) -> io::Result<PollFlags> {
     Ok(state[0].revents())
 }
 
+/// Whether what failed can be tried again, for a thread that may wait. Whoever shares the open file may have made it
+/// non-blocking; then this waits until it is ready.
+pub(super) fn may_go_on(file: &std::fs::File, error: &io::Error, wanted: PollFlags) -> bool {
+    let kind = error.kind();
+    let is_ready =
+        || matches!(poll(&mut [PollFd::new(file, wanted)], None), Ok(_) | Err(rustix::io::Errno::INTR));
+    kind == io::ErrorKind::Interrupted || (kind == io::ErrorKind::WouldBlock && is_ready())
+}
+
 /// Whether an error of a read or write means that the other side is gone.
 pub(super) fn is_departure(error: &io::Error) -> bool {
     use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, HostUnreachable, TimedOut};

@@ -10,7 +10,7 @@ use rustix::net::RecvFlags;
 use tokio::io::{Interest, Ready};
 use tokio::sync::mpsc;
 
-use super::ends::{Kind, LOOK_AGAIN, THREAD_CHUNKS, look, of_terminal, open};
+use super::ends::{Kind, LOOK_AGAIN, THREAD_CHUNKS, look, may_go_on, of_terminal, open};
 
 /// The most that one read of the waiting thread takes.
 const CHUNK_BYTES: usize = 64 * 1024;
@@ -22,7 +22,12 @@ pub struct Input(Source);
 #[derive(Debug)]
 enum Source {
     Polled(Kind),
-    Thread { chunks: mpsc::Receiver<io::Result<Vec<u8>>>, rest: Vec<u8> },
+    Thread {
+        chunks: mpsc::Receiver<io::Result<Vec<u8>>>,
+        rest: Vec<u8>,
+        /// The same descriptor, to look at it without reading.
+        fd: OwnedFd,
+    },
 }
 
 impl Input {
@@ -35,8 +40,9 @@ impl Input {
             return Ok(Self(Source::Polled(kind)));
         }
         let (sender, chunks) = mpsc::channel(THREAD_CHUNKS);
-        std::thread::Builder::new().name("stdin".to_owned()).spawn(move || read_all(fd, &sender))?;
-        Ok(Self(Source::Thread { chunks, rest: Vec::new() }))
+        let theirs = fd.try_clone()?;
+        std::thread::Builder::new().name("stdin".to_owned()).spawn(move || read_all(theirs, &sender))?;
+        Ok(Self(Source::Thread { chunks, rest: Vec::new(), fd }))
     }
 
     /// Reads what there is, at least one byte; 0 is the end. Cancel-safe.
@@ -56,7 +62,7 @@ impl Input {
                     }
                 }
             }
-            Source::Thread { chunks, rest } => {
+            Source::Thread { chunks, rest, .. } => {
                 if rest.is_empty() {
                     match chunks.recv().await {
                         Some(chunk) => *rest = chunk?,
@@ -71,12 +77,14 @@ impl Input {
         }
     }
 
-    /// Completes when nobody can write any more, whatever is left to read. Never for what a thread waits for: files have
-    /// no other end, and a terminal tells of its own by the read alone.
+    /// Completes when nobody can write any more, whatever is left to read. Files have no such end.
     pub(super) async fn hung_up(&self) {
-        let Source::Polled(kind) = &self.0 else { return std::future::pending().await };
+        let fd = match &self.0 {
+            Source::Polled(kind) => kind.ready().get_ref(),
+            Source::Thread { fd, .. } => fd,
+        };
         // The reactor tells of the end together with what is there to read, and that is always.
-        while !nobody_writes(kind.ready().get_ref()).unwrap_or(true) {
+        while !nobody_writes(fd).unwrap_or(true) {
             tokio::time::sleep_until((clock::now() + LOOK_AGAIN).into()).await;
         }
     }
@@ -105,18 +113,20 @@ fn read_all(fd: OwnedFd, sender: &mpsc::Sender<io::Result<Vec<u8>>>) {
     let mut file = std::fs::File::from(fd);
     loop {
         let mut chunk = vec![0; CHUNK_BYTES];
-        let read = file.read(&mut chunk).map(|n| {
-            chunk.truncate(n);
-            chunk
-        });
-        let last = !matches!(&read, Ok(chunk) if !chunk.is_empty());
-        let interrupted = matches!(&read, Err(error) if error.kind() == io::ErrorKind::Interrupted);
-        if interrupted {
-            continue;
-        }
-        let read = read.map_err(|error| of_terminal(&file, error));
-        if matches!(&read, Ok(chunk) if chunk.is_empty()) || sender.blocking_send(read).is_err() || last {
-            return;
+        match file.read(&mut chunk) {
+            Ok(0) => return,
+            Ok(n) => {
+                chunk.truncate(n);
+                if sender.blocking_send(Ok(chunk)).is_err() {
+                    return;
+                }
+            }
+            Err(error) if may_go_on(&file, &error, PollFlags::IN) => {}
+            Err(error) => {
+                // Nobody listens any more, or this is the last word.
+                let _ = sender.blocking_send(Err(of_terminal(&file, error)));
+                return;
+            }
         }
     }
 }

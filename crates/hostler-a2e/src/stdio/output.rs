@@ -11,7 +11,7 @@ use rustix::net::SendFlags;
 use tokio::io::Interest;
 use tokio::sync::{mpsc, oneshot};
 
-use super::ends::{Kind, LOOK_AGAIN, THREAD_CHUNKS, look, of_terminal, open};
+use super::ends::{Kind, LOOK_AGAIN, THREAD_CHUNKS, look, may_go_on, of_terminal, open};
 
 /// The most that a chunk for the waiting thread holds.
 const THREAD_CHUNK_BYTES: usize = 256 * 1024;
@@ -78,7 +78,7 @@ impl Output {
                 std::thread::Builder::new().name("stdout".to_owned()).spawn(move || {
                     let _ended: oneshot::Sender<()> = ended;
                     while let Some(chunk) = chunks.blocking_recv() {
-                        if let Err(error) = file.write_all(&chunk) {
+                        if let Err(error) = write_fully(&mut file, &chunk) {
                             told.tell(&file, error);
                             // The end of the channel is how the other side hears of it.
                             return;
@@ -230,6 +230,18 @@ impl Output {
             self.buffer.shrink_to(KEPT);
         }
     }
+}
+
+fn write_fully(file: &mut std::fs::File, mut bytes: &[u8]) -> io::Result<()> {
+    while !bytes.is_empty() {
+        match file.write(bytes) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(n) => bytes = &bytes[n..],
+            Err(error) if may_go_on(file, &error, PollFlags::OUT) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
 }
 
 /// Until nobody reads the other end. What the reactor says is a hint: it may be about something else, or old.

@@ -171,6 +171,22 @@ fn nothing_to_read_at_all_is_the_end_at_once() {
     assert_eq!(text, "");
 }
 
+/// A host of another user cannot open the pipes anew, and uses them in whatever mode others have left them.
+#[test]
+fn pipes_of_another_user_serve_also_in_non_blocking_mode() {
+    let (theirs_in, ours_in) = std::io::pipe().unwrap();
+    let (ours_out, theirs_out) = std::io::pipe().unwrap();
+    rustix::io::ioctl_fionbio(&theirs_in, true).unwrap();
+    rustix::io::ioctl_fionbio(&theirs_out, true).unwrap();
+    let mut host =
+        Setup::nobody("pipes of another").start_on(OwnedFd::from(theirs_in), OwnedFd::from(theirs_out));
+    let mut client = Client::new(ours_in.into(), ours_out.into());
+    converse(&host, &mut client);
+    host.note_helpers();
+    drop(client);
+    host.ends_well();
+}
+
 fn full() -> File {
     OpenOptions::new().write(true).open("/dev/full").unwrap()
 }

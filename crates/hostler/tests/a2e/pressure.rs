@@ -24,8 +24,8 @@ fn fill_list(client: &mut Client) {
 }
 
 /// Asks for far more than the host may hold, in few bytes, and waits until it waits for us.
-fn ask_much(host: &Host, client: &mut Client) -> Vec<String> {
-    let ids: Vec<String> = (0..100).map(|_| client.send("proc/status/req", json!({}))).collect();
+fn ask_much(host: &Host, client: &mut Client, times: usize) -> Vec<String> {
+    let ids: Vec<String> = (0..times).map(|_| client.send("proc/status/req", json!({}))).collect();
     wait_until_all_wait(host);
     ids
 }
@@ -38,7 +38,7 @@ fn answers_that_nobody_reads_cost_no_memory_and_hold_up_nothing_and_none_is_lost
     let rss = host.rss_kib();
     let limited = client.spawn_with(&host.evil_command(&["pause"]), json!({"timeout": 1}));
     assert_eq!(client.text(&limited), "ready\n");
-    let ids = ask_much(&host, &mut client);
+    let ids = ask_much(&host, &mut client, 100);
     let now = host.rss_kib();
     assert!(now <= rss + ROOM_KIB, "from {rss} to {now} KiB");
     // The host and the innocent one.
@@ -62,7 +62,7 @@ fn hangs_up_unheard(setup: Setup, start: impl FnOnce(Setup) -> (Host, Client)) {
     let (mut host, mut client) = start(setup.flag("--audit").flag(path.as_os_str()));
     client.greet();
     fill_list(&mut client);
-    let mut ids = ask_much(&host, &mut client);
+    let mut ids = ask_much(&host, &mut client, 40);
     ids.push(client.send("proc/kill/req", json!({"proc_id": "nobody", "signal": "SIGKILL"})));
     host.note_helpers();
     client.close_input();
@@ -75,6 +75,11 @@ fn hangs_up_unheard(setup: Setup, start: impl FnOnce(Setup) -> (Host, Client)) {
 #[test]
 fn the_end_of_a_pipe_is_noticed_while_answers_wait_and_what_was_asked_before_is_carried_out() {
     hangs_up_unheard(Setup::new("pipe hangs up"), Setup::start);
+}
+
+#[test]
+fn the_end_of_a_pipe_of_another_user_is_noticed_while_answers_wait() {
+    hangs_up_unheard(Setup::nobody("pipe of another hangs up"), Setup::start);
 }
 
 #[test]
@@ -91,7 +96,7 @@ fn the_end_of_a_socket_is_noticed_while_answers_wait_and_what_was_asked_before_i
 fn a_client_that_hangs_up_and_reads_on_gets_all_answers() {
     let (mut host, mut client) = Setup::new("hangs up and reads").start_greeted();
     fill_list(&mut client);
-    let ids = ask_much(&host, &mut client);
+    let ids = ask_much(&host, &mut client, 40);
     host.note_helpers();
     client.close_input();
     for id in &ids {
@@ -106,7 +111,7 @@ fn a_client_that_has_gone_ends_the_session_though_answers_wait_and_input_is_open
     let (mut host, mut client) = Setup::new("gone while answers wait").start_greeted();
     fill_list(&mut client);
     client.evil(&host, &["ignore-term"]);
-    ask_much(&host, &mut client);
+    ask_much(&host, &mut client, 40);
     host.note_helpers();
     client.close_output();
     host.ends_well();
