@@ -92,11 +92,11 @@ impl Failure {
             ),
             Self::Input(error) => format!(
                 "error: failed to read from standard input: {error}\nhint: it must be a pipe, a socket, a file or a \
-                 terminal; what was started has been ended\n"
+                 terminal\n"
             ),
             Self::Output(error) => format!(
                 "error: failed to write to standard output: {error}\nhint: make room where it goes, or let it go \
-                 elsewhere; what was started has been ended\n"
+                 elsewhere\n"
             ),
             Self::Machine(lacking) => format!(
                 "error: this machine lacks what hostler needs: {}\nhint: Linux 5.3 or later and a mounted /proc are \

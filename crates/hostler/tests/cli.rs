@@ -435,7 +435,7 @@ fn a_full_disk_is_a_failure_and_a_reader_that_has_left_is_none() {
     assert_eq!(full.status.code(), Some(1));
     assert_snapshot!(String::from_utf8(full.stderr).unwrap(), @"
     error: failed to write to standard output: No space left on device (os error 28)
-    hint: make room where it goes, or let it go elsewhere; what was started has been ended
+    hint: make room where it goes, or let it go elsewhere
     ");
 
     let (reader, writer) = pipe().unwrap();
