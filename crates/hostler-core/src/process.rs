@@ -7,6 +7,7 @@
 
 mod pull;
 mod pump;
+mod stop;
 
 use std::ffi::OsString;
 use std::os::fd::{AsFd, OwnedFd};
@@ -22,8 +23,9 @@ use tokio::sync::{Notify, mpsc};
 use crate::capture::{Stream, Totals};
 use crate::cursor::{Cursor, SharedLog};
 use crate::id::ProcessId;
-use crate::keeper::link::{KeeperClient, KeeperLink, KeeperLost, Receipt, Ticket};
+use crate::keeper::link::{KeeperClient, KeeperLink, Ticket};
 use crate::keeper::protocol::{Control, Pids, Scope};
+use crate::keeper::receipt::Doubt;
 use crate::lifecycle::{Action, End, Exit, ExitStatus, Input, Lifecycle, Outcome, Remains, State, StopCause};
 use crate::outputs::ReadyQueue;
 use crate::session::Place;
@@ -35,9 +37,7 @@ use crate::sys::signal::{self, Signal};
 use crate::sys::wait::Usage;
 
 pub(crate) use pump::{Mail, Pipes, Pump};
-
-/// How long a keeper may take to answer beyond the time that the request allows, before it is given up.
-const ANSWER_SLACK: Duration = Duration::from_secs(5);
+pub use stop::Signalled;
 
 /// What can be said of a process at one moment.
 #[derive(Clone, Debug)]
@@ -58,6 +58,8 @@ pub struct Status {
     pub usage: Option<Usage>,
     /// What it left behind alive when its root ended, until the last of them is gone.
     pub survivors: Pids,
+    /// Why there may be survivors that are not named: from the last look at its tree, or because its keeper was lost.
+    pub doubt: Option<Doubt>,
     /// The counts of its standard output (of both streams when they are merged).
     pub stdout: Totals,
     /// The counts of its standard error, when that is a stream of its own.
@@ -71,28 +73,6 @@ impl Status {
     }
 }
 
-/// What a signal came to.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Signalled {
-    /// The process has ended, by this or otherwise.
-    Ended {
-        /// How.
-        end: End,
-        /// Who was signalled and who is left.
-        receipt: Receipt,
-    },
-    /// It was signalled and still lives.
-    Alive {
-        /// Who was signalled.
-        receipt: Receipt,
-    },
-    /// It had ended before; nothing was sent.
-    AlreadyEnded {
-        /// How.
-        end: End,
-    },
-}
-
 #[derive(Debug)]
 struct Facts {
     life: Lifecycle,
@@ -100,6 +80,7 @@ struct Facts {
     pidfd: Option<OwnedFd>,
     usage: Option<Usage>,
     survivors: Pids,
+    doubt: Option<Doubt>,
     start_error: Option<SpawnError>,
     place: Option<Place>,
     /// The end was reported: output is complete.
@@ -155,6 +136,7 @@ impl Inner {
             pidfd: None,
             usage: None,
             survivors: Pids::default(),
+            doubt: None,
             start_error: None,
             place: Some(birth.place),
             finished: false,
@@ -350,7 +332,8 @@ impl KeeperClient for Inner {
         self.step(Input::Gone);
     }
 
-    fn keeper_lost(&self) {
+    fn keeper_lost(&self, doubt: Option<Doubt>) {
+        self.facts.lock().doubt = doubt;
         if self.facts.lock().life.state() == State::Starting {
             return self.not_sent(SpawnError::KeeperLost);
         }
@@ -397,6 +380,7 @@ impl Process {
             pid: facts.pid,
             usage: facts.usage,
             survivors: facts.survivors.clone(),
+            doubt: facts.doubt,
             stdout,
             stderr,
         }
@@ -415,73 +399,6 @@ impl Process {
     /// Closes its standard input after what was written before.
     pub fn close_stdin(&self) -> Writing {
         self.0.stdin.write(&[], Then::Close)
-    }
-
-    /// Sends exactly this signal, now: SIGINT and SIGTERM to the process group, SIGKILL to the tree (what left the group
-    /// too). The future waits for the end, at most for `patience`, and then says what came of it.
-    pub fn signal(&self, signal: Signal, patience: Duration) -> impl Future<Output = Signalled> + use<> {
-        let process = self.clone();
-        let before = process.end();
-        let had_survivors = self.0.has_survivors();
-        let acts = before.is_none() || (signal == Signal::Kill && had_survivors);
-        let ticket = if acts { process.0.step(Input::Signal(signal)) } else { None };
-        async move {
-            if let (Some(end), false) = (before, acts) {
-                return Signalled::AlreadyEnded { end };
-            }
-            let deadline = tokio::time::sleep_until((clock::now() + patience).into());
-            let receipt = process.receipt(ticket, process.0.kill_limit).await;
-            tokio::select! {
-                biased;
-                end = process.ended() => Signalled::Ended { end, receipt },
-                () = deadline => {
-                    let _ = process.0.step(Input::SignalSettled);
-                    Signalled::Alive { receipt }
-                }
-            }
-        }
-    }
-
-    /// Stops the tree, now: SIGTERM, and SIGKILL to whatever lives after `grace`. The future waits until that is done and says
-    /// what was signalled and what survived.
-    pub fn stop(&self, cause: StopCause, grace: Duration) -> impl Future<Output = Receipt> + use<> {
-        let process = self.clone();
-        let ticket = process.0.step(Input::Stop { cause, grace });
-        let _ = process.0.mail.send(Mail::Deadline);
-        async move {
-            let mut receipt = process.receipt(ticket, process.0.kill_limit).await;
-            let done = async {
-                process.ended().await;
-                process.without_survivors().await;
-            };
-            let patience = grace + process.0.kill_limit + ANSWER_SLACK;
-            if tokio::time::timeout(patience, done).await.is_err() {
-                receipt.survivors = process.0.facts.lock().survivors.clone();
-                if process.end().is_none() {
-                    receipt.survivors.total += 1;
-                    receipt.survivors.pids.extend(process.pid());
-                }
-            }
-            receipt
-        }
-    }
-
-    async fn receipt(&self, ticket: Option<Ticket>, limit: Duration) -> Receipt {
-        let Some(ticket) = ticket else { return Receipt::default() };
-        match tokio::time::timeout(limit + ANSWER_SLACK, ticket.receipt()).await {
-            Ok(Ok(receipt)) => {
-                if receipt.survivors.total > 0 {
-                    let _ = self.0.step(Input::KillSettled);
-                }
-                receipt
-            }
-            // The nursery kills what a lost keeper leaves behind; the process's end is reported by itself.
-            Ok(Err(KeeperLost)) => Receipt::default(),
-            Err(_) => {
-                self.0.link.abandon();
-                Receipt::default()
-            }
-        }
     }
 
     /// How it ended, once that is known.
@@ -505,22 +422,6 @@ impl Process {
     /// Waits until its root has ended. Its output may still be on its way.
     pub async fn ended(&self) -> End {
         self.until(Self::end).await
-    }
-
-    /// Waits until nothing that it started lives, as far as is known.
-    async fn without_survivors(&self) {
-        self.until(|process| (!process.0.has_survivors() || process.0.is_closed()).then_some(())).await;
-    }
-
-    /// Sees to it that a request that nobody waits for is answered, or its keeper given up.
-    pub(crate) fn see_to(&self, ticket: Option<Ticket>) {
-        if ticket.is_none() {
-            return;
-        }
-        let process = self.clone();
-        tokio::spawn(async move {
-            process.receipt(ticket, process.0.kill_limit).await;
-        });
     }
 
     /// Waits until its end is reported: the root has ended and its output is complete.

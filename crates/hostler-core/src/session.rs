@@ -13,13 +13,15 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use rustix::pipe::{PipeFlags, pipe_with};
+use tokio::sync::watch;
 
 use crate::capture::{Budget, Disk, LogOptions, Policy, Stream};
 use crate::cursor::SharedLog;
 use crate::host::HostInner;
 use crate::id::{ProcessId, SessionId};
-use crate::keeper::link::{KeeperLink, Receipt};
+use crate::keeper::link::KeeperLink;
 use crate::keeper::protocol::{Control, Open, Spawn, SpawnRequest};
+use crate::keeper::receipt::{Doubt, Receipt};
 use crate::lifecycle::StopCause;
 use crate::outputs::Outputs;
 use crate::process::{Birth, Inner, Pipes, Process, Pump};
@@ -128,6 +130,8 @@ pub(crate) struct SessionInner {
     /// Removed with the session.
     _folder: Option<SessionDir>,
     table: Mutex<Table>,
+    /// What its end came to, once that is known. Held by the task that hears it too.
+    receipt: Arc<watch::Sender<Option<Receipt>>>,
 }
 
 /// A handle of a session; the session ends with the last one.
@@ -174,6 +178,7 @@ impl Session {
                 disk,
                 _folder: folder,
                 table: Mutex::default(),
+                receipt: Arc::new(watch::Sender::new(None)),
             }
         });
         Self(inner)
@@ -219,31 +224,20 @@ impl Session {
     }
 
     /// Ends the session, now: SIGTERM to everything that was started in it, SIGKILL to whatever lives after `grace`. The
-    /// future waits until that is done and says what was signalled and what survived.
+    /// future waits until that is done and says what was signalled and what survived. A session ends once: who asks
+    /// again waits for the same end, whatever the grace.
     pub fn close(&self, grace: Duration) -> impl Future<Output = Receipt> + use<> {
-        let (link, processes) = {
-            let mut table = self.0.table.lock();
-            table.closed = true;
-            (table.link.take(), table.processes.values().cloned().collect::<Vec<_>>())
-        };
-        let limit = self.0.host.kill_limit();
-        for process in processes.iter().filter(|p| !p.0.is_closed()) {
-            process.0.will_be_stopped(StopCause::SessionEnd, KEEPER_DECIDES);
+        let ending = self.0.table.lock().end(&self.0, grace);
+        let mut told = self.0.receipt.subscribe();
+        if let Some(ending) = ending {
+            tokio::spawn(ending);
         }
-        let ticket = link.as_ref().map(|link| link.ask(|ticket| Control::Close { ticket, grace, limit }));
-        let session = Arc::clone(&self.0);
         async move {
-            let Some((ticket, link)) = ticket.zip(link) else { return Receipt::default() };
-            let patience = grace + limit + CLOSE_SLACK;
-            let receipt = match tokio::time::timeout(patience, ticket.receipt()).await {
-                Ok(receipt) => receipt.unwrap_or_default(),
-                Err(_) => {
-                    link.abandon();
-                    Receipt::default()
-                }
-            };
-            session.host.forget_cgroup(session.number);
-            receipt
+            match told.wait_for(Option::is_some).await {
+                Ok(receipt) => receipt.clone().unwrap_or_default(),
+                // Only a runtime that is being shut down drops the task that tells.
+                Err(_) => Receipt::after_loss(Some(Doubt::KeeperLost)),
+            }
         }
     }
 }
@@ -355,16 +349,41 @@ impl SessionInner {
     }
 }
 
+impl Table {
+    /// Asks the keeper to end the session, the first time. What is left to do is to hear its answer, and to give it up if
+    /// there is none, whether anybody waits for that or not.
+    fn end(&mut self, session: &SessionInner, grace: Duration) -> Option<impl Future<Output = ()> + use<>> {
+        if std::mem::replace(&mut self.closed, true) {
+            return None;
+        }
+        let Some(link) = self.link.take() else {
+            session.receipt.send_replace(Some(Receipt::default()));
+            return None;
+        };
+        for process in self.processes.values().filter(|process| !process.0.is_closed()) {
+            process.0.will_be_stopped(StopCause::SessionEnd, KEEPER_DECIDES);
+        }
+        let limit = session.host.kill_limit();
+        let ticket = link.ask(|ticket| Control::Close { ticket, grace, limit });
+        let (host, number, told) = (Arc::clone(&session.host), session.number, Arc::clone(&session.receipt));
+        Some(async move {
+            let receipt = link.answer(ticket, grace + limit + CLOSE_SLACK).await;
+            host.forget_cgroup(number);
+            // Whoever hears of it may be the last who holds the host.
+            drop(host);
+            told.send_replace(Some(receipt));
+        })
+    }
+}
+
 impl Drop for SessionInner {
     fn drop(&mut self) {
-        let table = self.table.get_mut();
-        let limit = self.host.kill_limit();
-        if let Some(link) = table.link.take() {
-            for process in table.processes.values() {
-                process.0.will_be_stopped(StopCause::SessionEnd, KEEPER_DECIDES);
-            }
-            // Nobody waits for this answer: the last handle is gone.
-            let _ = link.ask(|ticket| Control::Close { ticket, grace: Duration::ZERO, limit });
+        let mut table = std::mem::take(self.table.get_mut());
+        // The request is sent in any case; without a runtime nobody can wait for its answer.
+        if let (Some(ending), Ok(runtime)) =
+            (table.end(self, Duration::ZERO), tokio::runtime::Handle::try_current())
+        {
+            runtime.spawn(ending);
         }
     }
 }

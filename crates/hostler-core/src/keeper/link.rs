@@ -3,8 +3,8 @@
 //!
 //! Requests never wait: what the sockets do not take at once is sent by the link's own task. A lost keeper is
 //! declared so once: by its pidfd (its sockets may be held open by a child that hangs in exec), by the end of the
-//! control socket, or because it did not answer in time and was killed. Its processes are told when the nursery has
-//! killed what was left of them.
+//! control socket, or because it did not answer in time and was killed. Its processes, and whoever waits for an answer,
+//! are told when the nursery has killed what was left; when it does not say that it has, they are told of the doubt.
 
 use std::collections::{HashMap, VecDeque};
 use std::io::{self, IoSlice};
@@ -19,6 +19,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::sync::{Notify, oneshot};
 
 use super::protocol::{Control, KeeperEvent, MAX_PACKET, MAX_PIDS, Pids, SpawnRequest};
+use super::receipt::{Doubt, Receipt};
 use crate::id::ProcessId;
 use crate::lifecycle::ExitStatus;
 use crate::sys::clone::StartFailure;
@@ -30,6 +31,9 @@ use crate::sys::wait::Usage;
 /// How long the nursery may take to sweep up after a lost keeper before its processes are told all the same.
 const SWEEP_LIMIT: Duration = Duration::from_secs(5);
 
+/// How long the link's own task may take beyond that.
+const LOSS_SLACK: Duration = Duration::from_secs(1);
+
 /// What a keeper tells one process.
 pub(crate) trait KeeperClient: Send + Sync + std::fmt::Debug {
     /// The program executes.
@@ -40,27 +44,16 @@ pub(crate) trait KeeperClient: Send + Sync + std::fmt::Debug {
     fn exited(&self, status: ExitStatus, usage: Usage, lingerers: Pids);
     /// The last lingerer has ended.
     fn gone(&self);
-    /// The keeper is lost and everything of the process is dead, or could not be accounted for.
-    fn keeper_lost(&self);
+    /// The keeper is lost. Everything of the process is dead, unless there is a doubt.
+    fn keeper_lost(&self, doubt: Option<Doubt>);
     /// Kills the root by whatever the host holds of it, when there is nobody else who could.
     fn kill_root(&self);
-}
-
-/// What a signal or a stop did.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Receipt {
-    /// Who got a signal.
-    pub signalled: Pids,
-    /// Who of the target was still alive at the end of the limit.
-    pub survivors: Pids,
-    /// Who lives in the session without a sign of which process started it: ended with the session.
-    pub unattributed: Pids,
 }
 
 /// The keeper is lost: its processes have been, or are being, killed by the nursery.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the session's keeper was lost")]
-pub(crate) struct KeeperLost;
+struct KeeperLost;
 
 #[derive(Debug)]
 struct Packet {
@@ -80,10 +73,12 @@ enum Phase {
     /// In use.
     #[default]
     Up,
-    /// The session was closed: the keeper's end is no loss.
+    /// The session was closed: once that was answered, the keeper's end is no loss.
     Closing,
-    /// Not there any more.
+    /// Not there any more; what it left behind is being killed, and nobody has been told yet.
     Lost,
+    /// Everybody has been told, with this doubt.
+    Told(Option<Doubt>),
 }
 
 #[derive(Debug)]
@@ -110,6 +105,16 @@ struct State {
     has_nursery: bool,
 }
 
+impl State {
+    /// Tells the keeper that there is nothing more to come.
+    fn shut_down(&self) {
+        if let Some(sockets) = &self.sockets {
+            let _ = rustix::net::shutdown(&sockets.spawn, Shutdown::Both);
+            let _ = rustix::net::shutdown(sockets.control.get_ref(), Shutdown::Both);
+        }
+    }
+}
+
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct KeeperLink {
@@ -119,15 +124,9 @@ pub(crate) struct KeeperLink {
     swept: Notify,
 }
 
-/// The answer to a signal or a stop; dropping it does not take the request back.
+/// Stands for the answer to a signal or a stop, see [`KeeperLink::answer`]; dropping it does not take the request back.
 #[derive(Debug)]
 pub(crate) struct Ticket(oneshot::Receiver<Receipt>);
-
-impl Ticket {
-    pub(crate) async fn receipt(self) -> Result<Receipt, KeeperLost> {
-        self.0.await.map_err(|_| KeeperLost)
-    }
-}
 
 impl KeeperLink {
     /// Makes the sockets: the link, and the keeper's ends of the spawn and the control socket.
@@ -146,7 +145,7 @@ impl KeeperLink {
     }
 
     pub(crate) fn is_lost(&self) -> bool {
-        matches!(self.state.lock().phase, Phase::Lost)
+        matches!(self.state.lock().phase, Phase::Lost | Phase::Told(_))
     }
 
     /// The keeper's pid, once the nursery has said so.
@@ -204,11 +203,16 @@ impl KeeperLink {
     pub(crate) fn ask(&self, request: impl FnOnce(u64) -> Control) -> Ticket {
         let (sender, receiver) = oneshot::channel();
         let mut state = self.state.lock();
-        if matches!(state.phase, Phase::Lost) {
+        if let Phase::Told(doubt) = state.phase {
+            let _ = sender.send(Receipt::after_loss(doubt));
             return Ticket(receiver);
         }
         state.next_ticket += 1;
         let ticket = state.next_ticket;
+        if matches!(state.phase, Phase::Lost) {
+            state.tickets.insert(ticket, sender);
+            return Ticket(receiver);
+        }
         let request = request(ticket);
         if matches!(request, Control::Close { .. }) {
             state.phase = Phase::Closing;
@@ -226,23 +230,43 @@ impl KeeperLink {
         Ticket(receiver)
     }
 
+    /// The answer, in any case: a keeper that takes longer than `patience` is given up, and the answer is then what is
+    /// known of those that it leaves behind.
+    pub(crate) async fn answer(&self, ticket: Ticket, patience: Duration) -> Receipt {
+        let Ticket(mut answer) = ticket;
+        let answered = match tokio::time::timeout(patience, &mut answer).await {
+            Ok(answered) => answered,
+            Err(_) => {
+                self.abandon();
+                match tokio::time::timeout(SWEEP_LIMIT + LOSS_SLACK, answer).await {
+                    Ok(answered) => answered,
+                    Err(_) => return Receipt::after_loss(Some(Doubt::KeeperLost)),
+                }
+            }
+        };
+        // Only a runtime that is being shut down drops the link's task, and the sender with it.
+        answered.unwrap_or_else(|_| Receipt::after_loss(Some(Doubt::KeeperLost)))
+    }
+
     /// Kills a keeper that does not answer; the nursery then kills what is below it.
-    pub(crate) fn abandon(&self) {
-        let pidfd = self.state.lock().pidfd.clone();
-        if let Some(pidfd) = pidfd {
-            tracing::error!("a keeper does not answer and is killed");
-            let _ = signal::send_pidfd(pidfd.as_fd(), libc::SIGKILL);
+    fn abandon(&self) {
+        tracing::error!("a keeper does not answer and is given up");
+        let mut state = self.state.lock();
+        match state.phase {
+            // The end of a session that was closed is no loss, but this is none that was closed in order.
+            Phase::Up | Phase::Closing => state.phase = Phase::Lost,
+            Phase::Lost | Phase::Told(_) => return,
         }
+        drop(state);
+        // The task goes on from there: it kills the keeper, and waits for the nursery to sweep up.
+        self.nudge.notify_one();
     }
 
     /// Lets a keeper go that has no session.
     pub(super) fn hang_up(&self) {
         let mut state = self.state.lock();
         state.phase = Phase::Closing;
-        if let Some(sockets) = &state.sockets {
-            let _ = rustix::net::shutdown(&sockets.spawn, Shutdown::Both);
-            let _ = rustix::net::shutdown(sockets.control.get_ref(), Shutdown::Both);
-        }
+        state.shut_down();
     }
 
     pub(super) fn started(&self, pid: i32, pidfd: Option<OwnedFd>) {
@@ -268,6 +292,16 @@ impl KeeperLink {
         self.swept.notify_one();
     }
 
+    /// The nursery has died with the request for this keeper. Whether it had started one nobody knows; that one ends by
+    /// itself.
+    pub(super) fn never_heard_of(&self) {
+        let mut state = self.state.lock();
+        state.phase = Phase::Lost;
+        state.has_nursery = false;
+        drop(state);
+        self.nudge.notify_one();
+    }
+
     pub(super) fn without_nursery(&self) {
         self.state.lock().has_nursery = false;
         self.swept.notify_one();
@@ -279,7 +313,7 @@ impl KeeperLink {
         loop {
             let (pidfd, spawns, controls) = {
                 let state = self.state.lock();
-                if matches!(state.phase, Phase::Lost) {
+                if matches!(state.phase, Phase::Lost | Phase::Told(_)) {
                     break;
                 }
                 (state.pidfd.clone(), !state.spawns.is_empty(), !state.controls.is_empty())
@@ -298,10 +332,10 @@ impl KeeperLink {
                 () = self.nudge.notified() => false,
             };
             if ended {
-                self.hear_the_rest(&control, &mut buffer);
                 break;
             }
         }
+        self.hear_the_rest(&control, &mut buffer);
         self.lose().await;
     }
 
@@ -349,7 +383,7 @@ impl KeeperLink {
             }
             Err(error) => {
                 tracing::error!(%error, "cannot understand a keeper");
-                self.abandon();
+                self.state.lock().phase = Phase::Lost;
                 true
             }
         }
@@ -390,50 +424,54 @@ impl KeeperLink {
                 let sender = self.state.lock().tickets.remove(&ticket);
                 if let Some(sender) = sender {
                     // Whoever asked may have stopped waiting.
-                    let _ = sender.send(Receipt { signalled, survivors, unattributed });
+                    let _ = sender.send(Receipt { signalled, survivors, unattributed, doubt: None });
                 }
             }
         }
     }
 
-    /// Tells everybody, once nothing of the processes can be alive.
+    /// Tells everybody, once nothing of the processes can be alive, or nobody can say any more whether it is.
     async fn lose(&self) {
-        let (expected, had_nursery) = {
+        let nothing_left = {
             let mut state = self.state.lock();
-            let expected = matches!(state.phase, Phase::Closing);
+            let closed = matches!(state.phase, Phase::Closing);
             state.phase = Phase::Lost;
-            (expected, state.has_nursery)
+            closed && state.tickets.is_empty() && state.clients.is_empty()
         };
-        if !expected {
+        if !nothing_left {
             self.end_remains();
-        }
-        if !expected && had_nursery {
             // The limit is for a nursery that was stopped or starved; its death ends the wait as well.
             let _ = tokio::time::timeout(SWEEP_LIMIT, self.wait_until_swept()).await;
         }
-        let (clients, swept) = {
+        let (clients, tickets, doubt) = {
             let mut state = self.state.lock();
-            state.tickets.clear();
+            let doubt = (!nothing_left && !state.swept).then_some(Doubt::KeeperLost);
+            state.phase = Phase::Told(doubt);
             state.spawns.clear();
             state.controls.clear();
             state.sockets = None;
             state.pidfd = None;
-            (std::mem::take(&mut state.clients), state.swept || expected)
+            (std::mem::take(&mut state.clients), std::mem::take(&mut state.tickets), doubt)
         };
         for client in clients.values() {
-            if !swept {
+            if doubt.is_some() {
                 client.kill_root();
             }
-            client.keeper_lost();
+            client.keeper_lost(doubt);
+        }
+        for ticket in tickets.into_values() {
+            let _ = ticket.send(Receipt::after_loss(doubt));
         }
     }
 
-    /// A keeper that is lost for another reason than its death must not live on beside its replacement.
+    /// A keeper that is lost for another reason than its death must not live on beside its replacement. One that cannot
+    /// be killed, since there is no descriptor of it, ends the session by itself.
     fn end_remains(&self) {
-        let pidfd = self.state.lock().pidfd.clone();
-        if let Some(pidfd) = pidfd {
+        let state = self.state.lock();
+        if let Some(pidfd) = &state.pidfd {
             let _ = signal::send_pidfd(pidfd.as_fd(), libc::SIGKILL);
         }
+        state.shut_down();
     }
 
     async fn wait_until_swept(&self) {

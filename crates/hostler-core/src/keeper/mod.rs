@@ -27,6 +27,7 @@ pub(crate) mod link;
 mod nursery;
 pub(crate) mod nursery_link;
 pub mod protocol;
+pub(crate) mod receipt;
 mod spawner;
 mod watcher;
 

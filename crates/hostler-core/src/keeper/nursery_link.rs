@@ -214,7 +214,7 @@ impl NurseryLink {
         let asked: Vec<_> = pending.asked.drain().map(|(_, link)| link).collect();
         let running: Vec<_> = pending.running.drain().map(|(_, link)| link).collect();
         drop(pending);
-        asked.iter().filter_map(Weak::upgrade).for_each(|link| link.failed_to_start(libc::EPIPE));
+        asked.iter().filter_map(Weak::upgrade).for_each(|link| link.never_heard_of());
         running.iter().filter_map(Weak::upgrade).for_each(|link| link.without_nursery());
         self.keep_spare();
         Ok(())
@@ -258,6 +258,9 @@ impl Drop for NurseryLink {
         if let Some(spare) = pending.spare.take() {
             spare.hang_up();
         }
+        // From here on nobody would say that they were swept up after.
+        let links = pending.asked.values().chain(pending.running.values());
+        links.filter_map(Weak::upgrade).for_each(|link| link.without_nursery());
     }
 }
 

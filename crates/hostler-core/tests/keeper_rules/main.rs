@@ -9,6 +9,7 @@ mod container;
 mod hung_exec;
 mod leftovers;
 mod lost_helpers;
+mod receipts;
 mod requests;
 
 use std::ffi::OsString;
@@ -71,6 +72,24 @@ async fn keeper_of(session: &Session) -> i32 {
 
 fn kill(pid: i32, signal: Signal) {
     kill_process(Pid::from_raw(pid).unwrap(), signal).unwrap();
+}
+
+/// A process that stands still until this is dropped, also by a test that fails.
+struct Stopped(i32);
+
+impl Stopped {
+    fn new(pid: i32) -> Self {
+        kill(pid, Signal::STOP);
+        let stands_still = || ProcessInfo::of(pid).is_some_and(|process| process.state == 'T');
+        wait_until("a process that stands still", MAX, stands_still);
+        Self(pid)
+    }
+}
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        let _ = kill_process(Pid::from_raw(self.0).unwrap(), Signal::CONT);
+    }
 }
 
 fn parent_of(pid: i32) -> i32 {
