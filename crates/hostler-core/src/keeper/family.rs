@@ -6,11 +6,12 @@
 //! output pipe it can still write to, or whose id it carries in its environment (which is more easily copied). Marks
 //! count only here, among our own adopted processes: a program elsewhere with the same environment is never looked at.
 //!
+//! What could not be looked at is said in the [`Look`]: it is never taken for nobody.
+//!
 //! Why it is so: `docs/design/attribution.md`.
 
 use std::collections::{HashMap, HashSet};
-use std::fs::File;
-use std::os::unix::fs::FileExt;
+use std::io;
 use std::sync::Arc;
 
 use super::PROCESS_ID_VARIABLE;
@@ -18,7 +19,7 @@ use super::books::{Books, Known};
 use crate::id::ProcessId;
 use crate::sys::cgroup::{self, Leaf};
 use crate::sys::clone::{Attempt, InFlight};
-use crate::sys::procfs::{self, Stat};
+use crate::sys::procfs::{self, OwnChildren, Stat};
 
 /// A process whose root has ended while something that it started lives on.
 #[derive(Debug)]
@@ -42,6 +43,7 @@ impl Bereft {
 
 #[derive(Debug)]
 struct Adopted {
+    /// [`UNSEEN`] until it could be looked at.
     start_time: u64,
     owner: Option<ProcessId>,
 }
@@ -50,30 +52,56 @@ struct Adopted {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Member {
     pub(super) pid: i32,
-    /// Tells it from a later process with the same pid.
+    /// Tells it from a later process with the same pid. [`UNSEEN`] for a direct child that could not be looked at, which
+    /// is told by not having been reaped.
     pub(super) start_time: u64,
+}
+
+/// No process has this start time but the first of all, which is nobody's child.
+const UNSEEN: u64 = 0;
+
+/// What a look at processes has brought.
+#[derive(Debug, Default)]
+pub(super) struct Look {
+    /// Whoever was seen.
+    pub(super) members: Vec<Member>,
+    /// The first failure, as errno(3) numbers it: others may be there.
+    pub(super) unseen: Option<i32>,
+}
+
+impl Look {
+    fn note(&mut self, failure: &io::Error) {
+        note(&mut self.unseen, failure);
+    }
+}
+
+fn note(unseen: &mut Option<i32>, failure: &io::Error) {
+    // All of these come from the kernel but a `stat` without its fields, which no kernel writes.
+    unseen.get_or_insert(failure.raw_os_error().unwrap_or(libc::EIO));
 }
 
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Family {
-    /// `/proc/self/task/TID/children` of the watching thread, kept open: adopted processes are its children, while
-    /// roots are the spawning thread's. `None` where the kernel has no such file.
-    own_children: Option<File>,
+    /// Of the watching thread: adopted processes are its children, while roots are the spawning thread's.
+    own_children: OwnChildren,
     adopted: HashMap<i32, Adopted>,
     bereft: HashMap<ProcessId, Bereft>,
     /// Members seen below a live root during a stop, by pid and start time: they keep their owner when adopted later.
     seen: HashMap<(i32, u64), ProcessId>,
+    /// The first failure of the last refresh.
+    unseen: Option<i32>,
 }
 
 impl Family {
     /// To be made by the thread that will watch.
     pub(super) fn new() -> Self {
         Self {
-            own_children: File::open("/proc/thread-self/children").ok(),
+            own_children: OwnChildren::open(),
             adopted: HashMap::new(),
             bereft: HashMap::new(),
             seen: HashMap::new(),
+            unseen: None,
         }
     }
 
@@ -83,17 +111,28 @@ impl Family {
     /// dying shows no signs; so the list is read again until it brings neither anew: a chain of processes that fork and
     /// exit has somebody alive in it.
     pub(super) fn refresh(&mut self, books: &Books, attempt: &Attempt) {
+        self.unseen = None;
         let (mut dying, mut dead) = (HashSet::new(), HashSet::new());
         loop {
-            let now: HashSet<i32> = self.adopted_pids(books, attempt).into_iter().collect();
+            let now: HashSet<i32> = match self.adopted_pids(books, attempt) {
+                Ok(pids) => pids.into_iter().collect(),
+                Err(failure) => return note(&mut self.unseen, &failure),
+            };
             self.adopted.retain(|pid, _| now.contains(pid));
             let mut look_again = false;
             for pid in now {
-                match procfs::stat(pid).filter(|stat| !stat.is_dead()) {
-                    Some(stat) => look_again |= !self.adopt(books, attempt, &stat) && dying.insert(pid),
-                    None => {
+                match procfs::stat(pid) {
+                    Ok(Some(stat)) if !stat.is_dead() => match self.adopt(books, attempt, &stat) {
+                        Ok(reliable) => look_again |= !reliable && dying.insert(pid),
+                        Err(failure) => note(&mut self.unseen, &failure),
+                    },
+                    Ok(_) => {
                         self.adopted.remove(&pid);
                         look_again |= dead.insert(pid);
+                    }
+                    Err(failure) => {
+                        self.adopted.entry(pid).or_insert(Adopted { start_time: UNSEEN, owner: None });
+                        note(&mut self.unseen, &failure);
                     }
                 }
             }
@@ -106,62 +145,75 @@ impl Family {
     /// There is nobody who could have been adopted.
     pub(super) fn forget_adopted(&mut self) {
         self.adopted.clear();
+        self.unseen = None;
     }
 
     /// Whether that can be relied on: it has an owner, or none was found while it was alive and well.
-    fn adopt(&mut self, books: &Books, attempt: &Attempt, stat: &Stat) -> bool {
+    fn adopt(&mut self, books: &Books, attempt: &Attempt, stat: &Stat) -> io::Result<bool> {
         let known = self.adopted.get(&stat.pid).filter(|a| a.start_time == stat.start_time);
         if known.is_some_and(|a| a.owner.is_some()) {
-            return true;
+            return Ok(true);
         }
-        let owner =
-            self.owner(books, attempt, stat).or_else(|| self.owner_by_heirs(books, attempt, stat.pid));
-        self.adopted.insert(stat.pid, Adopted { start_time: stat.start_time, owner });
-        owner.is_some() || procfs::stat(stat.pid).is_some_and(|now| !now.is_dying() && !now.is_dead())
+        let owner = match self.owner(books, attempt, stat) {
+            Ok(None) => self.owner_by_heirs(books, attempt, stat.pid),
+            found => found,
+        };
+        let known_owner = owner.as_ref().ok().copied().flatten();
+        self.adopted.insert(stat.pid, Adopted { start_time: stat.start_time, owner: known_owner });
+        Ok(owner?.is_some() || procfs::stat(stat.pid)?.is_some_and(|now| !now.is_dying() && !now.is_dead()))
     }
 
     /// Who is dying shows no signs, but may have children that do, and that are not adopted yet.
-    fn owner_by_heirs(&self, books: &Books, attempt: &Attempt, pid: i32) -> Option<ProcessId> {
-        if !procfs::stat(pid)?.is_dying() {
-            return None;
+    fn owner_by_heirs(&self, books: &Books, attempt: &Attempt, pid: i32) -> io::Result<Option<ProcessId>> {
+        if !procfs::stat(pid)?.is_some_and(|stat| stat.is_dying()) {
+            return Ok(None);
         }
         let mut heirs = Vec::new();
-        procfs::descendants(&[pid], &mut heirs);
-        heirs.into_iter().filter_map(procfs::stat).find_map(|heir| self.owner(books, attempt, &heir))
+        procfs::descendants(&[pid], &mut heirs)?;
+        for heir in heirs {
+            if let Some(heir) = procfs::stat(heir)?
+                && let Some(owner) = self.owner(books, attempt, &heir)?
+            {
+                return Ok(Some(owner));
+            }
+        }
+        Ok(None)
     }
 
-    fn adopted_pids(&self, books: &Books, attempt: &Attempt) -> Vec<i32> {
-        let mut pids = match &self.own_children {
-            Some(file) => read_pids(file),
-            None => procfs::children(rustix::process::getpid().as_raw_nonzero().get()),
-        };
+    fn adopted_pids(&self, books: &Books, attempt: &Attempt) -> io::Result<Vec<i32>> {
+        let mut pids = self.own_children.pids()?;
         // In the watching thread's own list there is no child of a start under way, so a start whose child is not
         // known yet makes nobody doubtful.
-        let own_list = self.own_children.is_some();
+        let own_list = self.own_children.are_of_one_thread();
         pids.retain(|pid| match books.known(*pid, attempt) {
             Known::Adopted => true,
             Known::Starting => own_list && attempt.in_flight() == InFlight::Unknown,
             Known::Root | Known::Executing => false,
         });
-        pids
+        Ok(pids)
     }
 
     /// The signs in the order in which they are hard to lose.
-    fn owner(&self, books: &Books, attempt: &Attempt, stat: &Stat) -> Option<ProcessId> {
+    fn owner(&self, books: &Books, attempt: &Attempt, stat: &Stat) -> io::Result<Option<ProcessId>> {
         if let Some(id) = self.seen.get(&(stat.pid, stat.start_time)) {
-            return Some(*id);
+            return Ok(Some(*id));
         }
         let by_session = |pid: i32| {
             let live = books.root_at(pid, attempt).map(|root| root.id);
             live.or_else(|| self.bereft.iter().find(|(_, b)| b.root_pid == pid).map(|(id, _)| *id))
         };
         if let Some(id) = by_session(stat.session).or_else(|| by_session(stat.group)) {
-            return Some(id);
+            return Ok(Some(id));
         }
         let ours = |id: &ProcessId| books.pid_of(*id, attempt).is_some() || self.bereft.contains_key(id);
-        cgroup::owner_of(stat.pid, |first| self.by_leaf(books, attempt, first))
-            .or_else(|| self.by_pipe(books, attempt, stat.pid))
-            .or_else(|| procfs::environ_value(stat.pid, PROCESS_ID_VARIABLE)?.parse().ok().filter(ours))
+        if let Some(id) = cgroup::owner_of(stat.pid, |first| self.by_leaf(books, attempt, first))? {
+            return Ok(Some(id));
+        }
+        if let Some(id) = self.by_pipe(books, attempt, stat.pid)? {
+            return Ok(Some(id));
+        }
+        let marked = procfs::environ_value(stat.pid, PROCESS_ID_VARIABLE)?;
+        Ok(marked.and_then(|id| id.parse().ok()).filter(ours))
     }
 
     /// Who has the leaf that was made for this process.
@@ -171,49 +223,53 @@ impl Family {
         live.chain(gone).find(|(_, leaf)| leaf.is_some_and(|leaf| leaf.first() == first)).map(|(id, _)| id)
     }
 
-    fn by_pipe(&self, books: &Books, attempt: &Attempt, pid: i32) -> Option<ProcessId> {
-        let held = procfs::written_pipes(pid);
+    fn by_pipe(&self, books: &Books, attempt: &Attempt, pid: i32) -> io::Result<Option<ProcessId>> {
+        let held = procfs::written_pipes(pid)?;
         if held.is_empty() {
-            return None;
+            return Ok(None);
         }
         let live = books.all(attempt).map(|(_, root)| (root.id, root.pipes));
         let gone = self.bereft.iter().map(|(id, b)| (*id, b.pipes));
-        live.chain(gone).find(|(_, pipes)| pipes.iter().any(|inode| held.contains(inode))).map(|(id, _)| id)
+        let mut all = live.chain(gone);
+        Ok(all.find(|(_, pipes)| pipes.iter().any(|inode| held.contains(inode))).map(|(id, _)| id))
     }
 
     /// Adopted processes of this owner, and everything below them. Call [`Family::refresh`] before.
-    pub(super) fn adopted_of(&self, id: ProcessId) -> Vec<Member> {
-        self.adopted_where(|adopted| adopted.owner == Some(id))
+    pub(super) fn adopted_of(&self, id: ProcessId) -> Look {
+        let mut look = Look { members: Vec::new(), unseen: self.unseen };
+        self.add_adopted(&mut look, |adopted| adopted.owner == Some(id));
+        look
     }
 
     /// The adopted ones are listed even if they have ended since the refresh: that a pass found them is a reason for
     /// another.
-    fn adopted_where(&self, which: impl Fn(&Adopted) -> bool) -> Vec<Member> {
+    fn add_adopted(&self, look: &mut Look, which: impl Fn(&Adopted) -> bool) {
         let those = self.adopted.iter().filter(|(_, adopted)| which(adopted));
-        let mut members: Vec<Member> =
+        let tops: Vec<Member> =
             those.map(|(pid, a)| Member { pid: *pid, start_time: a.start_time }).collect();
-        let tops: Vec<i32> = members.iter().map(|m| m.pid).collect();
-        let mut below = Vec::new();
-        procfs::descendants(&tops, &mut below);
-        let parents = members.iter().map(|m| m.pid).collect();
-        members.extend(still_below(below, parents));
-        members
+        let pids: Vec<i32> = tops.iter().map(|m| m.pid).collect();
+        look.members.extend(tops);
+        add_below(look, &pids);
     }
 
-    /// Everything alive that belongs to the process: root, descendants, adopted ones.
-    pub(super) fn members(&mut self, books: &Books, attempt: &Attempt, id: ProcessId) -> Vec<Member> {
-        let mut members = Vec::new();
+    /// Everything alive that belongs to the process: root, descendants, adopted ones. Call [`Family::refresh`] before.
+    pub(super) fn members(&mut self, books: &Books, attempt: &Attempt, id: ProcessId) -> Look {
+        let mut look = Look { members: Vec::new(), unseen: self.unseen };
         if let Some(pid) = books.pid_of(id, attempt) {
-            members = with_descendants(&[pid]);
-            self.seen.extend(members.iter().map(|m| ((m.pid, m.start_time), id)));
+            add_roots(&mut look, &[pid]);
+            self.seen.extend(look.members.iter().map(|m| ((m.pid, m.start_time), id)));
         }
-        members.extend(self.adopted_of(id));
+        self.add_adopted(&mut look, |adopted| adopted.owner == Some(id));
         if let Some(leaf) = self.leaf(books, attempt, id) {
-            let strangers = leaf.pids().into_iter().filter(|pid| !members.iter().any(|m| m.pid == *pid));
-            let strangers: Vec<Member> = strangers.filter_map(member).collect();
-            members.extend(strangers);
+            let known: HashSet<i32> = look.members.iter().map(|m| m.pid).collect();
+            for pid in leaf.pids().into_iter().filter(|pid| !known.contains(pid)) {
+                match procfs::stat(pid) {
+                    Ok(stat) => look.members.extend(stat.filter(|stat| !stat.is_dead()).map(member)),
+                    Err(failure) => look.note(&failure),
+                }
+            }
         }
-        members
+        look
     }
 
     /// The control group of a process.
@@ -222,11 +278,32 @@ impl Family {
         live.or_else(|| self.bereft.get(&id).and_then(Bereft::leaf))
     }
 
-    /// Everything alive below the keeper.
-    pub(super) fn everyone(&self, books: &Books, attempt: &Attempt) -> Vec<Member> {
-        let mut members = with_descendants(&books.all(attempt).map(|(pid, _)| pid).collect::<Vec<_>>());
-        members.extend(self.adopted_where(|_| true));
-        members
+    /// Everything alive below the keeper. Call [`Family::refresh`] before.
+    pub(super) fn everyone(&self, books: &Books, attempt: &Attempt) -> Look {
+        let mut look = Look { members: Vec::new(), unseen: self.unseen };
+        add_roots(&mut look, &books.all(attempt).map(|(pid, _)| pid).collect::<Vec<_>>());
+        self.add_adopted(&mut look, |_| true);
+        look
+    }
+
+    /// Whether this is a direct child that was adopted and has not been reaped since.
+    pub(super) fn has_adopted(&self, member: Member) -> bool {
+        self.adopted.get(&member.pid).is_some_and(|adopted| adopted.start_time == member.start_time)
+    }
+
+    /// Its pid may be given to somebody else from here on, whether or not the next look succeeds.
+    pub(super) fn reaped(&mut self, pid: i32) {
+        self.adopted.remove(&pid);
+    }
+
+    /// What the last look could not see, as errno(3) numbers it.
+    pub(super) fn unseen(&self) -> Option<i32> {
+        self.unseen
+    }
+
+    /// Whether the last look has failed for a reason that may pass. What may not be looked at never can be.
+    pub(super) fn should_look_again(&self) -> bool {
+        self.unseen.is_some_and(|errno| errno != libc::EACCES && errno != libc::EPERM)
     }
 
     /// Adopted processes that nothing ties to a process.
@@ -240,8 +317,11 @@ impl Family {
     }
 
     /// Takes out those of which nothing lives any more, and gives their control groups back: a group that can be neither
-    /// kept nor removed is in use.
+    /// kept nor removed is in use. Nobody is taken out on the strength of a look that has to be repeated.
     pub(super) fn take_gone(&mut self) -> Vec<ProcessId> {
+        if self.should_look_again() {
+            return Vec::new();
+        }
         let owners: HashSet<ProcessId> = self.adopted.values().filter_map(|a| a.owner).collect();
         let gone =
             |id: &ProcessId, b: &Bereft| !owners.contains(id) && b.leaf.as_ref().is_none_or(Leaf::release);
@@ -269,40 +349,93 @@ impl Family {
     }
 }
 
-fn read_pids(file: &File) -> Vec<i32> {
-    let mut text = [0_u8; 4096];
-    let Ok(n) = file.read_at(&mut text, 0) else { return Vec::new() };
-    if n < text.len() {
-        return procfs::parse_pids(&text[..n]);
+fn member(stat: Stat) -> Member {
+    Member { pid: stat.pid, start_time: stat.start_time }
+}
+
+/// Adds these roots and everything below them, the dead left out. A root that cannot be looked at is one all the same:
+/// the books say so.
+fn add_roots(look: &mut Look, roots: &[i32]) {
+    for pid in roots {
+        match procfs::stat(*pid) {
+            Ok(stat) => look.members.extend(stat.filter(|stat| !stat.is_dead()).map(member)),
+            Err(failure) => {
+                look.members.push(Member { pid: *pid, start_time: UNSEEN });
+                look.note(&failure);
+            }
+        }
     }
-    // Many of them: read on to the end.
-    let mut all = text.to_vec();
-    loop {
-        match file.read_at(&mut text, all.len() as u64) {
-            Ok(0) | Err(_) => return procfs::parse_pids(&all),
-            Ok(n) => all.extend_from_slice(&text[..n]),
+    add_below(look, roots);
+}
+
+/// Adds everything below these, the dead left out.
+fn add_below(look: &mut Look, tops: &[i32]) {
+    let mut pids = Vec::new();
+    if let Err(failure) = procfs::descendants(tops, &mut pids) {
+        look.note(&failure);
+    }
+    let mut parents: HashSet<i32> = tops.iter().chain(&pids).copied().collect();
+    // Whose parent has ended meanwhile is the keeper's child.
+    parents.insert(rustix::process::getpid().as_raw_nonzero().get());
+    for pid in pids {
+        match procfs::stat(pid) {
+            Ok(stat) => look.members.extend(stat.filter(|stat| still_below(stat, &parents)).map(member)),
+            Err(failure) => look.note(&failure),
         }
     }
 }
 
-fn member(pid: i32) -> Option<Member> {
-    let stat = procfs::stat(pid)?;
-    (!stat.is_dead()).then_some(Member { pid, start_time: stat.start_time })
+/// Whether this is who was listed: alive, and with one of these as its parent. A pid that was given to somebody else since
+/// the list was read shows another parent, and its new start time must not become the one to look for.
+fn still_below(stat: &Stat, parents: &HashSet<i32>) -> bool {
+    !stat.is_dead() && parents.contains(&stat.parent)
 }
 
-/// These processes and everything below them, the dead left out.
-fn with_descendants(tops: &[i32]) -> Vec<Member> {
-    let mut pids = tops.to_vec();
-    procfs::descendants(tops, &mut pids);
-    still_below(pids, HashSet::new())
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-/// Who of these lives and still has one of them, one of `parents` or the keeper as its parent. A pid that was given to somebody else
-/// since the list was read shows another parent: its new start time must not become the one to look for.
-fn still_below(pids: Vec<i32>, mut parents: HashSet<i32>) -> Vec<Member> {
-    parents.extend(&pids);
-    parents.insert(rustix::process::getpid().as_raw_nonzero().get());
-    let stats = pids.into_iter().filter_map(procfs::stat);
-    let ours = stats.filter(|stat| !stat.is_dead() && parents.contains(&stat.parent));
-    ours.map(|stat| Member { pid: stat.pid, start_time: stat.start_time }).collect()
+    #[test]
+    fn a_pid_that_was_given_away_between_list_and_look_is_not_taken_for_a_member() {
+        let (keeper, root, listed, stranger) = (2, 10, 11, 77);
+        let parents = HashSet::from([keeper, root, listed]);
+        let seen = |state: u8, parent| {
+            let stat = Stat {
+                pid: listed,
+                state,
+                parent,
+                group: 1,
+                session: 1,
+                flags: 0,
+                threads: 1,
+                start_time: 5,
+            };
+            still_below(&stat, &parents)
+        };
+        assert!(seen(b'S', root), "as it was listed");
+        assert!(seen(b'S', keeper), "adopted meanwhile");
+        assert!(!seen(b'S', stranger), "somebody else's child by now");
+        assert!(!seen(b'Z', root), "dead");
+    }
+
+    #[test]
+    fn only_what_may_pass_is_looked_at_again() {
+        let mut family = Family::new();
+        let again: Vec<bool> = [None, Some(libc::EMFILE), Some(libc::ENOMEM), Some(libc::EACCES)]
+            .into_iter()
+            .map(|unseen| {
+                family.unseen = unseen;
+                family.should_look_again()
+            })
+            .collect();
+        assert_eq!(again, [false, true, true, false]);
+    }
+
+    #[test]
+    fn the_first_failure_of_a_look_is_the_one_that_is_told() {
+        let mut look = Look::default();
+        look.note(&io::Error::from_raw_os_error(libc::EMFILE));
+        look.note(&io::Error::from_raw_os_error(libc::EACCES));
+        assert_eq!(look.unseen, Some(libc::EMFILE));
+    }
 }

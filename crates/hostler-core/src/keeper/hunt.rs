@@ -1,14 +1,16 @@
-//! Killing to a fixpoint: passes of "find, signal" until two in a row find nothing alive.
+//! Killing to a fixpoint: passes of "find, signal" until two in a row find nothing alive. A pass that could not look
+//! everywhere has not found nothing.
 //!
 //! Processes fork while they are being killed, so one pass proves nothing. A pass that found somebody is followed by
 //! another at once; while the same ones merely take their time to die, the pauses grow. A hunt that does not
-//! converge within its limit ends as well and names who is left.
+//! converge within its limit ends as well and names who is left, or what could not be looked at.
 
 use std::collections::{BTreeSet, HashSet};
+use std::io;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use super::family::Member;
+use super::family::{Look, Member};
 use super::protocol::{KeeperEvent, Pids};
 use crate::id::ProcessId;
 use crate::sys::{procfs, signal};
@@ -27,7 +29,7 @@ pub(super) enum Quarry {
 pub(super) enum Pass {
     /// Nothing alive, twice in a row.
     Done,
-    /// The limit is over and somebody is left.
+    /// The limit is over and somebody is left, or may be.
     GaveUp,
     /// Another pass is due then.
     Again(Instant),
@@ -44,6 +46,7 @@ pub(super) struct Hunt {
     give_up: Instant,
     signalled: BTreeSet<i32>,
     last: HashSet<Member>,
+    unseen: Option<i32>,
     empty_passes: u8,
     pause: Duration,
     finished: bool,
@@ -57,6 +60,7 @@ impl Hunt {
             give_up,
             signalled: BTreeSet::new(),
             last: HashSet::new(),
+            unseen: None,
             empty_passes: 0,
             pause: FIRST_PAUSE,
             finished: false,
@@ -78,22 +82,22 @@ impl Hunt {
         self.finished
     }
 
-    /// Records what a pass found and signalled, and says what comes next.
-    pub(super) fn passed(&mut self, found: &[Member], now: Instant) -> Pass {
-        self.signalled.extend(found.iter().map(|m| m.pid));
-        let found: HashSet<Member> = found.iter().copied().collect();
-        if found.is_empty() {
-            self.empty_passes += 1;
-            if self.empty_passes >= 2 {
-                self.last = found;
-                return Pass::Done;
-            }
-            self.last = found;
-            return Pass::Again(now);
-        }
-        self.empty_passes = 0;
+    /// Records who was killed, or had just ended.
+    pub(super) fn killed(&mut self, pid: i32) {
+        self.signalled.insert(pid);
+    }
+
+    /// Records what a pass found, and says what comes next.
+    pub(super) fn passed(&mut self, look: &Look, now: Instant) -> Pass {
+        let found: HashSet<Member> = look.members.iter().copied().collect();
         let newcomers = !found.is_subset(&self.last);
         self.last = found;
+        self.unseen = look.unseen;
+        if self.last.is_empty() && self.unseen.is_none() {
+            self.empty_passes += 1;
+            return if self.empty_passes >= 2 { Pass::Done } else { Pass::Again(now) };
+        }
+        self.empty_passes = 0;
         if now >= self.give_up {
             return Pass::GaveUp;
         }
@@ -108,19 +112,23 @@ impl Hunt {
             signalled: self.signalled.iter().copied().collect(),
             survivors: self.last.iter().map(|m| m.pid).collect::<BTreeSet<_>>().into_iter().collect::<Pids>(),
             unattributed: unattributed.into_iter().collect(),
+            unseen: self.unseen,
         }
     }
 }
 
 /// Sends a signal to a process that may be anybody's child: its pid is pinned by a descriptor first, and the start
 /// time then shows that the descriptor is of the process that was found.
-pub(super) fn signal_pinned(member: Member, number: i32) -> bool {
-    let Some(pid) = rustix::process::Pid::from_raw(member.pid) else { return false };
-    let Ok(pidfd) = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()) else {
-        return false;
-    };
-    let same = procfs::stat(member.pid).is_some_and(|stat| stat.start_time == member.start_time);
-    same && signal::send_pidfd(pidfd.as_fd(), number).is_ok()
+///
+/// # Errors
+/// `ESRCH` when it is gone, its pid perhaps given to another; whatever else keeps it from being told or signalled.
+pub(super) fn signal_pinned(member: Member, number: i32) -> io::Result<()> {
+    let gone = || io::Error::from_raw_os_error(libc::ESRCH);
+    let pid = rustix::process::Pid::from_raw(member.pid).ok_or_else(gone)?;
+    let pidfd = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty())?;
+    let stat = procfs::stat(member.pid)?;
+    stat.filter(|stat| stat.start_time == member.start_time).ok_or_else(gone)?;
+    signal::send_pidfd(pidfd.as_fd(), number)
 }
 
 #[cfg(test)]
@@ -129,6 +137,15 @@ mod tests {
 
     fn member(pid: i32) -> Member {
         Member { pid, start_time: 1 }
+    }
+
+    fn pass(hunt: &mut Hunt, pids: &[i32], now: Instant) -> Pass {
+        pids.iter().for_each(|pid| hunt.killed(*pid));
+        hunt.passed(&Look { members: pids.iter().copied().map(member).collect(), unseen: None }, now)
+    }
+
+    fn failed_pass(hunt: &mut Hunt, now: Instant) -> Pass {
+        hunt.passed(&Look { members: Vec::new(), unseen: Some(libc::EMFILE) }, now)
     }
 
     #[expect(
@@ -143,11 +160,11 @@ mod tests {
     fn two_empty_passes_in_a_row_end_a_hunt() {
         let now = origin();
         let mut hunt = Hunt::new(7, Quarry::Everyone, now + Duration::from_secs(2));
-        assert_eq!(hunt.passed(&[member(5)], now), Pass::Again(now));
-        assert_eq!(hunt.passed(&[], now), Pass::Again(now));
-        assert_eq!(hunt.passed(&[member(6)], now), Pass::Again(now));
-        assert_eq!(hunt.passed(&[], now), Pass::Again(now));
-        assert_eq!(hunt.passed(&[], now), Pass::Done);
+        assert_eq!(pass(&mut hunt, &[5], now), Pass::Again(now));
+        assert_eq!(pass(&mut hunt, &[], now), Pass::Again(now));
+        assert_eq!(pass(&mut hunt, &[6], now), Pass::Again(now));
+        assert_eq!(pass(&mut hunt, &[], now), Pass::Again(now));
+        assert_eq!(pass(&mut hunt, &[], now), Pass::Done);
         let pids = |list: &[i32]| Pids { total: list.len() as u32, pids: list.to_vec() };
         assert_eq!(
             hunt.receipt(vec![9]),
@@ -155,18 +172,39 @@ mod tests {
                 ticket: 7,
                 signalled: pids(&[5, 6]),
                 survivors: pids(&[]),
-                unattributed: pids(&[9])
+                unattributed: pids(&[9]),
+                unseen: None,
             }
         );
+    }
+
+    #[test]
+    fn a_look_that_failed_is_no_empty_pass() {
+        let now = origin();
+        let mut hunt = Hunt::new(7, Quarry::Everyone, now + Duration::from_millis(10));
+        assert_eq!(pass(&mut hunt, &[], now), Pass::Again(now));
+        assert!(matches!(failed_pass(&mut hunt, now), Pass::Again(at) if at > now));
+        assert_eq!(pass(&mut hunt, &[], now), Pass::Again(now));
+        assert_eq!(pass(&mut hunt, &[], now), Pass::Done);
+    }
+
+    #[test]
+    fn a_hunt_that_cannot_look_to_its_end_says_so() {
+        let now = origin();
+        let mut hunt = Hunt::new(7, Quarry::Everyone, now + Duration::from_millis(10));
+        assert!(matches!(failed_pass(&mut hunt, now), Pass::Again(at) if at > now));
+        assert_eq!(failed_pass(&mut hunt, now + Duration::from_millis(10)), Pass::GaveUp);
+        let KeeperEvent::Done { survivors, unseen, .. } = hunt.receipt(Vec::new()) else { unreachable!() };
+        assert_eq!((survivors.total, unseen), (0, Some(libc::EMFILE)));
     }
 
     #[test]
     fn a_hunt_that_does_not_converge_names_who_is_left() {
         let now = origin();
         let mut hunt = Hunt::new(7, Quarry::Everyone, now + Duration::from_millis(10));
-        assert_eq!(hunt.passed(&[member(5)], now), Pass::Again(now));
-        assert!(matches!(hunt.passed(&[member(5)], now), Pass::Again(at) if at > now));
-        assert_eq!(hunt.passed(&[member(5)], now + Duration::from_millis(10)), Pass::GaveUp);
+        assert_eq!(pass(&mut hunt, &[5], now), Pass::Again(now));
+        assert!(matches!(pass(&mut hunt, &[5], now), Pass::Again(at) if at > now));
+        assert_eq!(pass(&mut hunt, &[5], now + Duration::from_millis(10)), Pass::GaveUp);
         let KeeperEvent::Done { survivors, .. } = hunt.receipt(Vec::new()) else { unreachable!() };
         assert_eq!(survivors.pids, [5]);
     }
@@ -177,10 +215,10 @@ mod tests {
         let mut hunt = Hunt::new(7, Quarry::Everyone, now + Duration::from_secs(60));
         let mut waits = Vec::new();
         for _ in 0..10 {
-            let Pass::Again(at) = hunt.passed(&[member(5)], now) else { unreachable!() };
+            let Pass::Again(at) = pass(&mut hunt, &[5], now) else { unreachable!() };
             waits.push(at - now);
         }
         assert!(waits.is_sorted() && waits.last() == Some(&LONGEST_PAUSE));
-        assert_eq!(hunt.passed(&[member(5), member(6)], now), Pass::Again(now));
+        assert_eq!(pass(&mut hunt, &[5, 6], now), Pass::Again(now));
     }
 }

@@ -420,11 +420,12 @@ impl KeeperLink {
                     client.gone();
                 }
             }
-            KeeperEvent::Done { ticket, signalled, survivors, unattributed } => {
+            KeeperEvent::Done { ticket, signalled, survivors, unattributed, unseen } => {
                 let sender = self.state.lock().tickets.remove(&ticket);
                 if let Some(sender) = sender {
                     // Whoever asked may have stopped waiting.
-                    let _ = sender.send(Receipt { signalled, survivors, unattributed, doubt: None });
+                    let doubt = unseen.map(|errno| Doubt::Unseen { errno });
+                    let _ = sender.send(Receipt { signalled, survivors, unattributed, doubt });
                 }
             }
         }

@@ -10,17 +10,20 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, PidfdFlags, getpid, getppid, pidfd_open};
+use rustix::process::{Pid, PidfdFlags, getppid, pidfd_open};
 
 use super::KEEPER_ARGUMENT;
 use super::protocol::{NurseryEvent, StartKeeper};
 use crate::sys::clone::{self, Attempt, ChildStack, ExecPlan};
 use crate::sys::packet::{self, Fds, Wait};
+use crate::sys::procfs::OwnChildren;
+use crate::sys::signal;
 use crate::sys::wait::{self, Ended};
-use crate::sys::{procfs, signal};
 
-/// Between two passes over what is left of a lost keeper.
-const SWEEP_PAUSE: Duration = Duration::from_millis(1);
+/// Between two passes over what is left of a lost keeper: at first, and when the same ones take their time to die or
+/// cannot be looked at.
+const FIRST_SWEEP_PAUSE: Duration = Duration::from_millis(1);
+const LONGEST_SWEEP_PAUSE: Duration = Duration::from_millis(50);
 
 /// Between two wake-up calls to keepers that may have been stopped, once the host is gone.
 const WAKE_PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
@@ -31,10 +34,12 @@ pub(super) struct Nursery {
     host_alive: bool,
     child_signal: OwnedFd,
     stack: ChildStack,
+    children: OwnChildren,
     keepers: BTreeSet<i32>,
     /// Keepers that have ended and whose orphans are being killed.
     lost: Vec<i32>,
     killed: BTreeSet<i32>,
+    sweep_pause: Duration,
     outbox: VecDeque<Vec<u8>>,
 }
 
@@ -46,9 +51,11 @@ impl Nursery {
             host_alive: true,
             child_signal: signal::child_signal_fd()?,
             stack: ChildStack::new()?,
+            children: OwnChildren::open(),
             keepers: BTreeSet::new(),
             lost: Vec::new(),
             killed: BTreeSet::new(),
+            sweep_pause: FIRST_SWEEP_PAUSE,
             outbox: VecDeque::new(),
         })
     }
@@ -64,7 +71,7 @@ impl Nursery {
     }
 
     fn wait(&mut self) {
-        let pause = Timespec { tv_sec: 0, tv_nsec: SWEEP_PAUSE.subsec_nanos().into() };
+        let pause = Timespec { tv_sec: 0, tv_nsec: self.sweep_pause.subsec_nanos().into() };
         let idle = self.lost.is_empty() && (self.outbox.is_empty() || !self.host_alive);
         let timeout = match (idle, self.host_alive) {
             (false, _) => Some(&pause),
@@ -168,15 +175,20 @@ impl Nursery {
         }
     }
 
-    /// Kills every child that is no keeper; when there is none, the lost keepers are dealt with. Direct children that
-    /// only we reap cannot have given their pids away.
+    /// Kills every child that is no keeper; when there is none, the lost keepers are dealt with, but not when who is there
+    /// could not be read. Direct children that only we reap cannot have given their pids away.
     fn sweep(&mut self) {
         if self.lost.is_empty() && self.host_alive {
             return;
         }
-        let mut orphans = procfs::children(getpid().as_raw_nonzero().get());
+        let before = self.killed.len();
+        let mut orphans = match self.children.pids() {
+            Ok(children) => children,
+            Err(_) => return self.sweep_pause = longer(self.sweep_pause),
+        };
         orphans.retain(|pid| !self.keepers.contains(pid));
         if orphans.is_empty() {
+            self.sweep_pause = FIRST_SWEEP_PAUSE;
             let killed = self.killed.len() as u32;
             let swept = std::mem::take(&mut self.lost);
             self.outbox.extend(swept.into_iter().map(|pid| NurseryEvent::Swept { pid, killed }.encode()));
@@ -188,6 +200,8 @@ impl Nursery {
                 self.killed.insert(pid);
             }
         }
+        self.sweep_pause =
+            if self.killed.len() > before { FIRST_SWEEP_PAUSE } else { longer(self.sweep_pause) };
     }
 
     fn flush(&mut self) {
@@ -201,6 +215,10 @@ impl Nursery {
             }
         }
     }
+}
+
+fn longer(pause: Duration) -> Duration {
+    (pause * 2).min(LONGEST_SWEEP_PAUSE)
 }
 
 /// The host, as long as it is still the parent: a parent that ended before this looks like the end of the socket.

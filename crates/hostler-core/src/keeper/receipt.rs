@@ -31,4 +31,10 @@ pub enum Doubt {
         "the session's keeper was lost, and whether everything that it had started is dead is not confirmed"
     )]
     KeeperLost,
+    /// Processes could not be looked at, up to the end of the limit.
+    #[error("processes of the session could not be looked at ({})", std::io::Error::from_raw_os_error(*.errno))]
+    Unseen {
+        /// The errno value, see errno(3). EACCES where /proc hides processes, as with `hidepid=2`.
+        errno: i32,
+    },
 }

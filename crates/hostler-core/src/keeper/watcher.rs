@@ -16,7 +16,7 @@ use rustix::event::{Timespec, epoll};
 
 use super::Shared;
 use super::books::{EarlyExit, Known, Root};
-use super::family::{Bereft, Family, Member};
+use super::family::{Bereft, Family, Look, Member};
 use super::hunt::{Hunt, Pass, Quarry, signal_pinned};
 use super::protocol::{Control, KeeperEvent, Pids, Scope};
 use crate::id::ProcessId;
@@ -39,6 +39,9 @@ const WALK_AFTER: Duration = Duration::from_millis(10);
 
 /// Between two looks at whether the spawning thread is done, at the end of a session.
 const BUSY_PAUSE: Duration = Duration::from_millis(1);
+
+/// Until the next look at who lingers, when the last one has failed.
+const LOOK_PAUSE: Duration = Duration::from_millis(20);
 
 /// How long a hunt that nobody waits for goes on before it starts over.
 const UNATTENDED_LIMIT: Duration = Duration::from_secs(3600);
@@ -65,6 +68,8 @@ pub(super) struct Watcher {
     epoll: OwnedFd,
     child_signal: OwnedFd,
     family: Family,
+    /// When to look again at who lingers: the last look has failed.
+    look_at: Option<Instant>,
     hunts: Vec<(Hunt, Instant)>,
     session: Session,
     /// The host's pidfd.
@@ -122,6 +127,7 @@ impl Watcher {
             epoll,
             child_signal,
             family: Family::new(),
+            look_at: None,
             hunts: Vec::new(),
             session: Session::Open,
             host,
@@ -163,7 +169,7 @@ impl Watcher {
         // The spawning thread does not say when it is done; it matters only to a session that is over.
         let busy = matches!(self.session, Session::Ending) && self.shared.busy.load(Ordering::SeqCst);
         let look = busy.then(|| clock::now() + BUSY_PAUSE);
-        hunts.chain(close).chain(look).min()
+        hunts.chain(close).chain(look).chain(self.look_at).min()
     }
 
     fn wait(&mut self) {
@@ -246,31 +252,33 @@ impl Watcher {
     }
 
     fn signal_once(&mut self, ticket: u64, id: ProcessId, scope: Scope, signal: Signal) {
-        let signalled = match scope {
+        let (signalled, unseen) = match scope {
             Scope::Group => self.signal_group(id, signal),
             Scope::Tree => self.signal_tree(id, signal),
         };
         let unattributed = self.family.unattributed().into_iter().collect();
-        self.answer(&KeeperEvent::Done { ticket, signalled, survivors: Pids::default(), unattributed });
+        let survivors = Pids::default();
+        self.answer(&KeeperEvent::Done { ticket, signalled, survivors, unattributed, unseen });
     }
 
     /// The group of a live root by one call, which misses nobody who forks meanwhile. After the root's end its number
     /// may be anybody's, so members are then found and signalled one by one.
-    fn signal_group(&mut self, id: ProcessId, signal: Signal) -> Pids {
+    fn signal_group(&mut self, id: ProcessId, signal: Signal) -> (Pids, Option<i32>) {
         let shared = Arc::clone(&self.shared);
         let books = shared.books.lock();
         if let Some(pid) = books.pid_of(id, &shared.attempt) {
             let sent = signal::send_child_group(pid, signal.number()).is_ok()
                 || signal::send_child(pid, signal.number()).is_ok();
-            return sent.then_some(pid).into_iter().collect();
+            return (sent.then_some(pid).into_iter().collect(), self.family.unseen());
         }
         drop(books);
         self.signal_tree(id, signal)
     }
 
-    fn signal_tree(&mut self, id: ProcessId, signal: Signal) -> Pids {
-        let members = self.find(Quarry::Process(id));
-        members.into_iter().filter(|m| self.send(*m, signal)).map(|m| m.pid).collect()
+    fn signal_tree(&mut self, id: ProcessId, signal: Signal) -> (Pids, Option<i32>) {
+        let Look { members, unseen } = self.find(Quarry::Process(id));
+        let signalled = members.into_iter().filter(|m| self.send(*m, signal).is_ok()).map(|m| m.pid);
+        (signalled.collect(), unseen)
     }
 
     /// SIGTERM to the groups of all roots: one call each, and most of a session is gone by that.
@@ -282,12 +290,12 @@ impl Watcher {
 
     /// SIGTERM to whoever is left and has not had it: those that have left the groups.
     fn term_rest(&mut self, termed: &BTreeSet<i32>) -> BTreeSet<i32> {
-        let leaders = self.find(Quarry::Everyone).into_iter().filter(|m| !termed.contains(&m.pid));
+        let leaders = self.find(Quarry::Everyone).members.into_iter().filter(|m| !termed.contains(&m.pid));
         let rest: Vec<Member> = leaders.filter(|m| !is_in_group_of(m.pid, termed)).collect();
-        rest.into_iter().filter(|m| self.send(*m, Signal::Term)).map(|m| m.pid).collect()
+        rest.into_iter().filter(|m| self.send(*m, Signal::Term).is_ok()).map(|m| m.pid).collect()
     }
 
-    fn find(&mut self, quarry: Quarry) -> Vec<Member> {
+    fn find(&mut self, quarry: Quarry) -> Look {
         let shared = Arc::clone(&self.shared);
         let books = shared.books.lock();
         self.family.refresh(&books, &shared.attempt);
@@ -297,11 +305,13 @@ impl Watcher {
         }
     }
 
-    fn send(&self, member: Member, signal: Signal) -> bool {
+    /// To a direct child under the lock under which it is reaped, to others by a descriptor.
+    fn send(&self, member: Member, signal: Signal) -> io::Result<()> {
         {
             let books = self.shared.books.lock();
-            if books.root_at(member.pid, &self.shared.attempt).is_some() {
-                return signal::send_child(member.pid, signal.number()).is_ok();
+            let is_root = books.root_at(member.pid, &self.shared.attempt).is_some();
+            if is_root || self.family.has_adopted(member) {
+                return signal::send_child(member.pid, signal.number());
             }
         }
         signal_pinned(member, signal.number())
@@ -312,8 +322,11 @@ impl Watcher {
         loop {
             let Reaped { exits, adopted_ended, left } = self.reap();
             let early = exits.iter().any(|exit| exit.early);
-            if !exits.is_empty() || (adopted_ended && self.family.has_bereft()) {
+            let look_again = self.look_at.is_some_and(|at| at <= clock::now());
+            if !exits.is_empty() || ((adopted_ended || look_again) && self.family.has_bereft()) {
                 self.settle(exits, left);
+            } else if look_again {
+                self.look_at = None;
             }
             if !early {
                 return;
@@ -348,6 +361,7 @@ impl Watcher {
                 }
                 Known::Adopted => {
                     wait::reap(pid);
+                    self.family.reaped(pid);
                     reaped.adopted_ended = true;
                     continue;
                 }
@@ -382,12 +396,9 @@ impl Watcher {
         }
         self.look_around(left);
         let gone = self.family.take_gone();
+        self.look_at = self.family.should_look_again().then(|| clock::now() + LOOK_PAUSE);
         for (id, status, usage, early) in &news {
-            let lingerers = if self.family.is_bereft(*id) {
-                self.family.adopted_of(*id).into_iter().map(|m| m.pid).collect()
-            } else {
-                Pids::default()
-            };
+            let lingerers = self.lingerers(*id);
             let event = KeeperEvent::Exited { id: *id, status: *status, usage: *usage, lingerers };
             if *early { self.answer_early(*id, event) } else { self.answer(&event) }
         }
@@ -397,6 +408,15 @@ impl Watcher {
                 Some(_) | None => self.answer(&KeeperEvent::Gone { id }),
             }
         }
+    }
+
+    fn lingerers(&self, id: ProcessId) -> Pids {
+        if !self.family.is_bereft(id) {
+            return Pids::default();
+        }
+        let known: Pids = self.family.adopted_of(id).members.into_iter().map(|m| m.pid).collect();
+        // That nobody lingers is said when a look has shown it.
+        if known.total == 0 && self.look_at.is_some() { Pids { total: 1, pids: Vec::new() } } else { known }
     }
 
     /// Leaves an exit to the spawning thread, which has not said the start yet; unless it just has, or there is more to
@@ -501,11 +521,19 @@ impl Watcher {
                 let _ = leaf.kill();
             }
         }
-        let found = self.find(hunt.quarry);
-        for member in &found {
-            self.send(*member, Signal::Kill);
+        let mut look = self.find(hunt.quarry);
+        for member in &look.members {
+            match self.send(*member, Signal::Kill) {
+                Ok(()) => hunt.killed(member.pid),
+                Err(error) if error.raw_os_error() == Some(libc::ESRCH) => hunt.killed(member.pid),
+                // It will be found again, and named in the end.
+                Err(_) => {}
+            }
         }
-        hunt.passed(&found, now)
+        if hunt.quarry == Quarry::Everyone && look.members.is_empty() {
+            look.unseen = unseen_child(look.unseen);
+        }
+        hunt.passed(&look, now)
     }
 
     fn answer(&mut self, event: &KeeperEvent) {
@@ -539,7 +567,17 @@ impl Watcher {
     }
 }
 
-/// Whether the process got a signal that was sent to the group of one of these.
+/// Whether the process got a signal that was sent to the group of one of these. One that cannot be looked at may get it
+/// twice.
 fn is_in_group_of(pid: i32, leaders: &BTreeSet<i32>) -> bool {
-    procfs::stat(pid).is_some_and(|stat| leaders.contains(&stat.group))
+    procfs::stat(pid).is_ok_and(|stat| stat.is_some_and(|stat| leaders.contains(&stat.group)))
+}
+
+/// What a look that has shown nobody below the keeper has missed: the kernel itself knows whether there is a child.
+fn unseen_child(unseen: Option<i32>) -> Option<i32> {
+    match wait::peek_any() {
+        Ended::NoChildren => None,
+        Ended::NotYet => unseen.or(Some(libc::EACCES)),
+        Ended::Child(_) => unseen,
+    }
 }

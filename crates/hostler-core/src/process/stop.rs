@@ -94,7 +94,7 @@ impl Process {
         let Some(ticket) = ticket else { return Receipt::default() };
         let receipt = self.0.link.answer(ticket, limit + ANSWER_SLACK).await;
         self.heard(receipt.doubt);
-        if receipt.survivors.total > 0 {
+        if receipt.survivors.total > 0 || receipt.doubt.is_some() {
             let _ = self.0.step(Input::KillSettled);
         }
         receipt

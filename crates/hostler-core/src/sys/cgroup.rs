@@ -15,6 +15,7 @@
 //! Sources: the kernel's cgroup-v2 document, cgroups(7), proc_pid_mountinfo(5), clone3(2).
 
 use std::ffi::OsStr;
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -25,6 +26,7 @@ use std::time::Duration;
 use rustix::fs::{AtFlags, FlockOperation, Mode};
 use rustix::io::Errno;
 
+use super::procfs;
 use crate::id::ProcessId;
 
 mod files;
@@ -316,9 +318,13 @@ impl SessionGroup {
 
 /// The first process of the leaf that a pid is in, if it is one of those that `owner` knows, mapped to whoever has that
 /// leaf now. A child can nest groups and hosts of its own below its leaf, so any part of the path may be the one.
-pub fn owner_of<T>(pid: i32, owner: impl Fn(ProcessId) -> Option<T>) -> Option<T> {
-    let group = locate::parse_group(&std::fs::read(format!("/proc/{pid}/cgroup")).ok()?)?;
-    group.iter().filter_map(|part| part.to_str()?.strip_prefix('p')?.parse().ok()).find_map(owner)
+///
+/// # Errors
+/// When it cannot be read, unless the process is gone or keeps it to itself.
+pub fn owner_of<T>(pid: i32, owner: impl Fn(ProcessId) -> Option<T>) -> io::Result<Option<T>> {
+    let text = procfs::unless_withheld(std::fs::read(format!("/proc/{pid}/cgroup")))?;
+    let Some(group) = text.and_then(|text| locate::parse_group(&text)) else { return Ok(None) };
+    Ok(group.iter().filter_map(|part| part.to_str()?.strip_prefix('p')?.parse().ok()).find_map(owner))
 }
 
 #[cfg(test)]

@@ -1,12 +1,18 @@
 //! What /proc says of processes: children, and the few fields of `stat` that tell who belongs to whom.
 //!
+//! What cannot be read is an error and never "not there": only ENOENT and ESRCH mean that a process is gone, and not even
+//! they where the kernel still knows its pid, for /proc may hide it (`hidepid=2`) or may not be mounted.
+//!
 //! Sources: proc_pid_stat(5), proc_pid_task(5) (`children` needs `CONFIG_PROC_CHILDREN`; without it the whole of
 //! /proc is read instead).
 
 use std::collections::HashMap;
 use std::fs;
 use std::io::{self, Read};
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::sync::OnceLock;
+
+use super::signal;
 
 /// The fields of `/proc/PID/stat` that identify and place a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,8 +62,36 @@ fn read_small(path: &str) -> io::Result<Vec<u8>> {
 }
 
 /// Reads `/proc/PID/stat`; `None` when there is no such process.
-pub fn stat(pid: i32) -> Option<Stat> {
-    parse_stat(pid, &read_small(&format!("/proc/{pid}/stat")).ok()?)
+///
+/// # Errors
+/// Whatever keeps it from being read; EACCES when /proc does not show a process that is there.
+pub fn stat(pid: i32) -> io::Result<Option<Stat>> {
+    match read_small(&format!("/proc/{pid}/stat")) {
+        Ok(text) => parse_stat(pid, &text).map(Some).ok_or_else(|| io::ErrorKind::InvalidData.into()),
+        Err(error) => absence(pid, error).map(|()| None),
+    }
+}
+
+/// Takes the error of a look at a process for its absence, if it is that.
+fn absence(pid: i32, error: io::Error) -> io::Result<()> {
+    if !means_gone(&error) {
+        return Err(error);
+    }
+    if signal::is_known(pid) { Err(io::Error::from_raw_os_error(libc::EACCES)) } else { Ok(()) }
+}
+
+fn means_gone(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ESRCH))
+}
+
+/// What a process keeps to itself, one of another user or one that made itself unreadable, is no sign of anything.
+pub(super) fn unless_withheld<T>(read: io::Result<T>) -> io::Result<Option<T>> {
+    match read {
+        Ok(read) => Ok(Some(read)),
+        Err(error) if means_gone(&error) => Ok(None),
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 /// The command name may hold spaces and brackets, so the fields are counted from the last bracket.
@@ -87,77 +121,158 @@ fn has_children_files() -> bool {
     *KNOWN.get_or_init(|| fs::metadata("/proc/thread-self/children").is_ok())
 }
 
-/// The direct children of a process, those of all its threads.
-pub fn children(pid: i32) -> Vec<i32> {
-    let mut found = Vec::new();
+/// The direct children of a process, those of all its threads. None of one that is gone.
+///
+/// # Errors
+/// As [`stat`].
+pub fn children(pid: i32) -> io::Result<Vec<i32>> {
     if !has_children_files() {
-        found.extend(all_stats().into_iter().filter(|s| s.parent == pid).map(|s| s.pid));
-        return found;
+        return Ok(all_stats()?.into_iter().filter(|s| s.parent == pid).map(|s| s.pid).collect());
     }
-    let Ok(tasks) = fs::read_dir(format!("/proc/{pid}/task")) else { return found };
-    for task in tasks.flatten() {
-        let Ok(task) = task.file_name().into_string() else { continue };
-        if let Ok(text) = read_small(&format!("/proc/{pid}/task/{task}/children")) {
-            found.extend(parse_pids(&text));
+    let mut found = Vec::new();
+    let tasks = match fs::read_dir(format!("/proc/{pid}/task")) {
+        Ok(tasks) => tasks,
+        Err(error) => return absence(pid, error).map(|()| found),
+    };
+    for task in tasks {
+        let task = match task {
+            Ok(task) => task.file_name(),
+            Err(error) => return absence(pid, error).map(|()| found),
+        };
+        match read_small(&format!("/proc/{pid}/task/{}/children", task.display())) {
+            Ok(text) => found.extend(parse_pids(&text)),
+            // The thread has ended: whatever it had started is another thread's child now.
+            Err(error) if means_gone(&error) => {}
+            Err(error) => return Err(error),
         }
     }
-    found
+    Ok(found)
 }
 
-/// All processes that can be seen.
-fn all_stats() -> Vec<Stat> {
-    let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
-    entries.flatten().filter_map(|e| e.file_name().to_str()?.parse().ok()).filter_map(stat).collect()
+/// The children of the thread that made this, read through a file that stays open: neither a process that has run out
+/// of descriptors nor a /proc that is covered by another mount hides them.
+#[derive(Debug)]
+pub struct OwnChildren(Option<fs::File>);
+
+impl OwnChildren {
+    /// To be made by the thread that is to be looked at. Where the kernel has no such file, those of the whole process
+    /// are read instead.
+    pub fn open() -> Self {
+        Self(fs::File::open("/proc/thread-self/children").ok())
+    }
+
+    /// Whether it is those of the thread alone.
+    pub fn are_of_one_thread(&self) -> bool {
+        self.0.is_some()
+    }
+
+    /// Who they are now.
+    ///
+    /// # Errors
+    /// What read(2) says, or [`children`].
+    pub fn pids(&self) -> io::Result<Vec<i32>> {
+        let Some(file) = &self.0 else { return children(rustix::process::getpid().as_raw_nonzero().get()) };
+        let mut text = [0_u8; 4096];
+        let n = file.read_at(&mut text, 0)?;
+        if n < text.len() {
+            return Ok(parse_pids(&text[..n]));
+        }
+        // Many of them: read on to the end.
+        let mut all = text.to_vec();
+        loop {
+            match file.read_at(&mut text, all.len() as u64)? {
+                0 => return Ok(parse_pids(&all)),
+                n => all.extend_from_slice(&text[..n]),
+            }
+        }
+    }
+}
+
+/// All processes that can be seen. Without ourselves it is no list of processes.
+fn all_stats() -> io::Result<Vec<Stat>> {
+    let own = rustix::process::getpid().as_raw_nonzero().get();
+    let mut found = Vec::new();
+    for entry in fs::read_dir("/proc")? {
+        if let Some(pid) = entry?.file_name().to_str().and_then(|name| name.parse().ok()) {
+            found.extend(stat(pid)?);
+        }
+    }
+    if found.iter().any(|stat| stat.pid == own) {
+        Ok(found)
+    } else {
+        Err(io::Error::from_raw_os_error(libc::EACCES))
+    }
 }
 
 /// Adds every descendant of `roots` to `found`, the roots themselves not included, parents before children.
-pub fn descendants(roots: &[i32], found: &mut Vec<i32>) {
-    if has_children_files() {
-        let mut open: Vec<i32> = roots.to_vec();
+///
+/// # Errors
+/// As [`stat`]; whoever can be seen is added all the same.
+pub fn descendants(roots: &[i32], found: &mut Vec<i32>) -> io::Result<()> {
+    let mut open: Vec<i32> = roots.to_vec();
+    if !has_children_files() && !roots.is_empty() {
+        let mut by_parent: HashMap<i32, Vec<i32>> = HashMap::new();
+        for s in all_stats()? {
+            by_parent.entry(s.parent).or_default().push(s.pid);
+        }
         while let Some(pid) = open.pop() {
-            let kids = children(pid);
+            let kids = by_parent.remove(&pid).unwrap_or_default();
             found.extend(&kids);
             open.extend(kids);
         }
-        return;
+        return Ok(());
     }
-    let mut by_parent: HashMap<i32, Vec<i32>> = HashMap::new();
-    for s in all_stats() {
-        by_parent.entry(s.parent).or_default().push(s.pid);
-    }
-    let mut open: Vec<i32> = roots.to_vec();
+    let mut first_failure = Ok(());
     while let Some(pid) = open.pop() {
-        let kids = by_parent.remove(&pid).unwrap_or_default();
-        found.extend(&kids);
-        open.extend(kids);
+        match children(pid) {
+            Ok(kids) => {
+                found.extend(&kids);
+                open.extend(kids);
+            }
+            Err(error) => first_failure = first_failure.and(Err(error)),
+        }
     }
+    first_failure
 }
 
-/// The value of a variable in the environment that the process was started with.
+/// The value of a variable in the environment that the process was started with; `None` as well when the process keeps
+/// it to itself.
 ///
-/// `None` as well when it cannot be read (another user's process, or one that made itself unreadable).
-pub fn environ_value(pid: i32, name: &str) -> Option<String> {
-    let text = read_small(&format!("/proc/{pid}/environ")).ok()?;
+/// # Errors
+/// When it cannot be read for another reason.
+pub fn environ_value(pid: i32, name: &str) -> io::Result<Option<String>> {
+    let Some(text) = unless_withheld(read_small(&format!("/proc/{pid}/environ")))? else { return Ok(None) };
     let value =
-        text.split(|b| *b == 0).find_map(|item| item.strip_prefix(name.as_bytes())?.strip_prefix(b"="))?;
-    String::from_utf8(value.to_vec()).ok()
+        text.split(|b| *b == 0).find_map(|item| item.strip_prefix(name.as_bytes())?.strip_prefix(b"="));
+    Ok(value.and_then(|value| String::from_utf8(value.to_vec()).ok()))
 }
 
-/// Inodes of the pipes that the process can write to.
-pub fn written_pipes(pid: i32) -> Vec<u64> {
-    let Ok(entries) = fs::read_dir(format!("/proc/{pid}/fd")) else { return Vec::new() };
-    let inode = |entry: fs::DirEntry| {
-        let target = fs::read_link(entry.path()).ok()?;
-        let inode = target.to_str()?.strip_prefix("pipe:[")?.strip_suffix(']')?.parse().ok()?;
-        is_writable_link(&entry.path()).then_some(inode)
+/// Inodes of the pipes that the process can write to; none as well when it keeps them to itself.
+///
+/// # Errors
+/// When they cannot be read for another reason.
+pub fn written_pipes(pid: i32) -> io::Result<Vec<u64>> {
+    let Some(entries) = unless_withheld(fs::read_dir(format!("/proc/{pid}/fd")))? else {
+        return Ok(Vec::new());
     };
-    entries.flatten().filter_map(inode).collect()
+    let mut found = Vec::new();
+    for entry in entries {
+        let Some(entry) = unless_withheld(entry)? else { break };
+        let Some(target) = unless_withheld(fs::read_link(entry.path()))? else { continue };
+        let inode = |target: &str| target.strip_prefix("pipe:[")?.strip_suffix(']')?.parse().ok();
+        if let Some(inode) = target.to_str().and_then(inode)
+            && is_writable_link(&entry.path())?
+        {
+            found.push(inode);
+        }
+    }
+    Ok(found)
 }
 
 /// The links of /proc/PID/fd carry the mode that the descriptor was opened with.
-fn is_writable_link(path: &std::path::Path) -> bool {
-    use std::os::unix::fs::PermissionsExt;
-    fs::symlink_metadata(path).is_ok_and(|m| m.permissions().mode() & 0o200 != 0)
+fn is_writable_link(path: &std::path::Path) -> io::Result<bool> {
+    let link = unless_withheld(fs::symlink_metadata(path))?;
+    Ok(link.is_some_and(|link| link.permissions().mode() & 0o200 != 0))
 }
 
 #[cfg(test)]
@@ -186,7 +301,7 @@ mod tests {
 
     #[test]
     fn who_is_dying_is_not_dead_and_whose_main_thread_ended_alone_is_neither() {
-        let own = stat(rustix::process::getpid().as_raw_nonzero().get()).unwrap();
+        let own = stat(rustix::process::getpid().as_raw_nonzero().get()).unwrap().unwrap();
         let seen = |state: u8, flags: u32, threads: u32| {
             let stat = Stat { state, flags, threads, ..own };
             (stat.is_dying(), stat.is_dead())
@@ -200,9 +315,28 @@ mod tests {
     #[test]
     fn own_stat_names_this_process_and_its_parent() {
         let pid = rustix::process::getpid().as_raw_nonzero().get();
-        let own = stat(pid).unwrap();
+        let own = stat(pid).unwrap().unwrap();
         assert_eq!(own.pid, pid);
         assert!(!own.is_dead() && own.start_time > 0);
-        assert!(children(own.parent).contains(&pid));
+        if own.parent > 0 {
+            assert!(children(own.parent).unwrap().contains(&pid));
+        }
+    }
+
+    #[test]
+    fn only_a_pid_that_the_kernel_does_not_know_is_gone() {
+        let own = rustix::process::getpid().as_raw_nonzero().get();
+        // No pid is that large, see pid_max in proc_sys_kernel(5).
+        let nobody = i32::MAX;
+        let look =
+            |pid, errno| absence(pid, io::Error::from_raw_os_error(errno)).map_err(|e| e.raw_os_error());
+        for gone in [libc::ENOENT, libc::ESRCH] {
+            assert_eq!(look(nobody, gone), Ok(()));
+            assert_eq!(look(own, gone), Err(Some(libc::EACCES)));
+        }
+        for failure in [libc::EACCES, libc::EPERM, libc::EMFILE, libc::ENFILE, libc::ENOMEM] {
+            assert_eq!(look(nobody, failure), Err(Some(failure)));
+        }
+        assert_eq!((stat(nobody).unwrap(), children(nobody).unwrap()), (None, vec![]));
     }
 }

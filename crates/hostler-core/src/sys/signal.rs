@@ -148,6 +148,12 @@ pub fn send_child(pid: i32, number: i32) -> io::Result<()> {
     if unsafe { libc::kill(pid, number) } == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
+/// Whether there is a process with this pid, also one that may not be signalled; a zombie is one.
+pub fn is_known(pid: i32) -> bool {
+    let asked = rustix::process::Pid::from_raw(pid).map(rustix::process::test_kill_process);
+    asked.is_some_and(|answer| answer != Err(rustix::io::Errno::SRCH))
+}
+
 /// Sends a signal to the process group that a direct child leads, while the child has not been waited for.
 pub fn send_child_group(leader: i32, number: i32) -> io::Result<()> {
     if leader < 2 {

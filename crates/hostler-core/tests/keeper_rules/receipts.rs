@@ -2,14 +2,76 @@
 
 use std::time::Duration;
 
-use hostler_core::{Doubt, Outcome, SessionOptions, StopCause, outcome};
+use hostler_core::{Doubt, Outcome, SessionOptions, Signal as ProcessSignal, Signalled, StopCause, outcome};
 use hostler_testkit::{NoProcessLeft, TestEnv, Token};
-use rustix::process::Signal;
+use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, prlimit};
 
 use crate::{GRACE, MAX, Stopped, evil_process, keeper_of, kill, parent_of, run, start_host};
 
 /// Longer than anything here takes: the programs ignore SIGTERM, so nothing ends before it.
 const LONG_GRACE: Duration = Duration::from_secs(60);
+
+/// Takes a process the means to open anything, until this is dropped.
+struct NoDescriptors {
+    pid: Option<Pid>,
+    before: Rlimit,
+}
+
+impl NoDescriptors {
+    fn new(pid: i32) -> Self {
+        let pid = Pid::from_raw(pid);
+        // The hard limit is everybody's here, helpers included.
+        let maximum = getrlimit(Resource::Nofile).maximum;
+        let before = prlimit(pid, Resource::Nofile, Rlimit { current: Some(0), maximum }).unwrap();
+        Self { pid, before }
+    }
+}
+
+impl Drop for NoDescriptors {
+    fn drop(&mut self) {
+        let _ = prlimit(self.pid, Resource::Nofile, self.before);
+    }
+}
+
+#[tokio::test]
+async fn a_keeper_that_cannot_look_says_so_and_goes_on_once_it_can() {
+    let (env, token) = (TestEnv::new(), Token::new("blind-keeper"));
+    let _left = NoProcessLeft::new(&token);
+    let host = start_host(&env);
+    let session = host.open_session(SessionOptions::record());
+    let process = evil_process(&session, "ignore-term", &token).await;
+    let (root, keeper) = (process.pid().unwrap(), keeper_of(&session).await);
+    let blind = NoDescriptors::new(keeper);
+    let Signalled::Ended { receipt, .. } = process.signal(ProcessSignal::Kill, MAX).await else {
+        panic!("the root is a child, for whose death nobody needs to look")
+    };
+    assert_eq!(receipt.doubt, Some(Doubt::Unseen { errno: libc::EMFILE }), "{receipt:?}");
+    assert_eq!(receipt.signalled.pids, [root]);
+    assert_eq!(process.status().survivors.total, 1, "somebody, nobody knows who");
+    assert!(!token.pids().is_empty());
+    drop(blind);
+    let receipt = process.stop(StopCause::Request, GRACE).await;
+    assert_eq!((receipt.doubt, receipt.survivors.total, token.pids()), (None, 0, vec![]), "{receipt:?}");
+    let receipt = session.close(GRACE).await;
+    assert_eq!((receipt.doubt, receipt.survivors.total, receipt.unattributed.total), (None, 0, 0));
+}
+
+#[tokio::test]
+async fn a_nursery_that_is_out_of_descriptors_sweeps_up_all_the_same() {
+    let (env, token) = (TestEnv::new(), Token::new("poor-nursery"));
+    let _left = NoProcessLeft::new(&token);
+    let host = start_host(&env);
+    let session = host.open_session(SessionOptions::record());
+    let process = evil_process(&session, "hard-daemon", &token).await;
+    let keeper = keeper_of(&session).await;
+    let poor = NoDescriptors::new(parent_of(keeper));
+    kill(keeper, Signal::KILL);
+    assert_eq!(outcome(process.finished().await), Some(Outcome::Lost));
+    assert_eq!((process.status().doubt, token.pids()), (None, vec![]));
+    drop(poor);
+    assert_eq!(run(&session, "echo again").await, "again\n");
+    session.close(GRACE).await;
+}
 
 #[tokio::test]
 async fn a_keeper_that_is_lost_during_a_close_leaves_a_receipt_once_its_remains_are_dead() {

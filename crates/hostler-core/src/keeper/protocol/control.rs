@@ -142,7 +142,7 @@ pub enum KeeperEvent {
         status: ExitStatus,
         /// What it used.
         usage: Usage,
-        /// What it started and left behind alive.
+        /// What it started and left behind alive; one without a pid where that could not be looked at.
         lingerers: Pids,
     },
     /// The last of the lingerers has ended.
@@ -160,6 +160,8 @@ pub enum KeeperEvent {
         survivors: Pids,
         /// Who lives in the session without a sign of which process started it.
         unattributed: Pids,
+        /// What kept the last look from being whole, as errno(3) numbers it: there may be others.
+        unseen: Option<i32>,
     },
 }
 
@@ -249,12 +251,13 @@ impl KeeperEvent {
                 w.id(*id);
                 w.0
             }
-            Self::Done { ticket, signalled, survivors, unattributed } => {
+            Self::Done { ticket, signalled, survivors, unattributed, unseen } => {
                 let mut w = Writer::new(DONE);
                 w.u64(*ticket);
                 w.pids(signalled);
                 w.pids(survivors);
                 w.pids(unattributed);
+                w.i32(unseen.unwrap_or(0));
                 w.0
             }
         }
@@ -281,6 +284,7 @@ impl KeeperEvent {
                 signalled: r.pids()?,
                 survivors: r.pids()?,
                 unattributed: r.pids()?,
+                unseen: Some(r.i32()?).filter(|errno| *errno != 0),
             },
             kind => return Err(ProtocolError::Kind { kind }),
         };

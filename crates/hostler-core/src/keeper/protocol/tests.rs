@@ -1,6 +1,7 @@
 use std::time::Duration;
 
 use proptest::collection::vec;
+use proptest::option;
 use proptest::prelude::*;
 
 use super::*;
@@ -81,9 +82,15 @@ fn keeper_event() -> impl Strategy<Value = KeeperEvent> {
             lingerers
         }),
         id().prop_map(|id| KeeperEvent::Gone { id }),
-        (any::<u64>(), pids(), pids(), pids()).prop_map(|(ticket, signalled, survivors, unattributed)| {
-            KeeperEvent::Done { ticket, signalled, survivors, unattributed }
-        }),
+        (any::<u64>(), pids(), pids(), pids(), option::of(1_i32..200)).prop_map(
+            |(ticket, signalled, survivors, unattributed, unseen)| KeeperEvent::Done {
+                ticket,
+                signalled,
+                survivors,
+                unattributed,
+                unseen
+            }
+        ),
     ]
 }
 
@@ -153,8 +160,8 @@ fn another_version_is_named() {
 fn long_lists_of_pids_are_cut_and_counted() {
     let pids: Pids = (0..10_000).collect();
     assert_eq!((pids.total, pids.pids.len()), (10_000, MAX_PIDS));
-    let event =
-        KeeperEvent::Done { ticket: 1, signalled: pids.clone(), survivors: pids.clone(), unattributed: pids };
+    let [signalled, survivors] = [pids.clone(), pids.clone()];
+    let event = KeeperEvent::Done { ticket: 1, signalled, survivors, unattributed: pids, unseen: None };
     assert_eq!(KeeperEvent::decode(&event.encode()), Ok(event));
 }
 

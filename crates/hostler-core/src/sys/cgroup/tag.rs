@@ -19,7 +19,7 @@ pub struct HostTag {
 impl HostTag {
     /// The tag of a live process; `None` when there is no such process or no /proc.
     pub fn of_process(pid: i32) -> Option<Self> {
-        let stat = procfs::stat(pid)?;
+        let stat = procfs::stat(pid).ok()??;
         Some(Self { boot: boot_id()?, pid, start_time: stat.start_time })
     }
 
@@ -33,7 +33,10 @@ impl HostTag {
         match boot_id() {
             None => false,
             Some(boot) if boot != self.boot => true,
-            Some(_) => procfs::stat(self.pid).is_none_or(|s| s.is_dead() || s.start_time != self.start_time),
+            // One that cannot be looked at lives.
+            Some(_) => procfs::stat(self.pid).is_ok_and(|stat| {
+                stat.is_none_or(|stat| stat.is_dead() || stat.start_time != self.start_time)
+            }),
         }
     }
 

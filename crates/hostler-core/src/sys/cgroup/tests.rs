@@ -237,10 +237,10 @@ fn a_kill_ends_everything_in_the_leaf_and_nothing_beside_it() {
     put_in(other.dir(), beside.pid());
 
     for pid in [inside.pid(), deeper.pid()] {
-        assert_eq!(owner_of(pid, Some), Some(id(1)));
-        assert_eq!(owner_of(pid, |first| (first == id(2)).then_some(())), None);
+        assert_eq!(owner_of(pid, Some).unwrap(), Some(id(1)));
+        assert_eq!(owner_of(pid, |first| (first == id(2)).then_some(())).unwrap(), None);
     }
-    assert_eq!(owner_of(beside.pid(), Some), Some(id(2)));
+    assert_eq!(owner_of(beside.pid(), Some).unwrap(), Some(id(2)));
     let mut pids = leaf.pids();
     pids.sort_unstable();
     let mut expected = [inside.pid(), deeper.pid()];
