@@ -89,6 +89,15 @@ impl Books {
         }
     }
 
+    /// The spawning thread is gone, perhaps in the midst of a start: what it had started is a root like any other.
+    pub(super) fn finish_start(&mut self, attempt: &Attempt) {
+        if let (InFlight::Child(pid), Some(root)) = (attempt.in_flight(), self.starting.take()) {
+            self.insert(pid, root);
+        }
+        self.early_exit = EarlyExit::None;
+        attempt.settle();
+    }
+
     /// The process that is being started, once it has a pid, until it is reaped.
     pub(super) fn starting(&self, attempt: &Attempt) -> Option<(i32, &Root)> {
         match attempt.in_flight() {

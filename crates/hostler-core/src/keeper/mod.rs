@@ -15,7 +15,8 @@
 //! - A signal is never sent to a pid that may have been reaped: only the watcher reaps, and it signals direct children
 //!   under the lock under which it reaps; all others are pinned by a pidfd and told apart by their start time.
 //! - The answer `Spawned` comes before `Exited` of the same process.
-//! - Host gone (end of socket, or its pidfd) means: everything below is killed, then the helper ends.
+//! - Host gone (end of socket, or its pidfd) means: everything below is killed, then the helper ends. So does a keeper
+//!   whose spawning thread has ended: to a host that is there it is lost.
 //! - A keeper gone means: the nursery inherits what was below it and kills that.
 //!
 //! Why it is so: `docs/design/keepers.md`. Sources: prctl(2) `PR_SET_CHILD_SUBREAPER`, unix(7), pidfd_open(2).
@@ -36,7 +37,7 @@ use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 use rustix::fs::{Mode, OFlags};
@@ -61,6 +62,8 @@ struct Shared {
     attempt: Attempt,
     /// The spawning thread has something to start or to say: the keeper must not end under it.
     busy: AtomicBool,
+    /// The spawning thread is there no more: nothing can be started.
+    spawner_ended: AtomicBool,
     control: OwnedFd,
     wake: OwnedFd,
 }
@@ -70,6 +73,17 @@ impl Shared {
     fn wake_watcher(&self) {
         // A full counter wakes it just as well.
         let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
+    }
+}
+
+/// Held by the spawning thread: its end is seen whatever it ends by, a panic too.
+struct SpawnerEnd(Arc<Shared>);
+
+impl Drop for SpawnerEnd {
+    fn drop(&mut self) {
+        self.0.busy.store(false, Ordering::SeqCst);
+        self.0.spawner_ended.store(true, Ordering::SeqCst);
+        self.0.wake_watcher();
     }
 }
 
@@ -163,15 +177,17 @@ fn run_keeper() -> io::Result<()> {
         books: Mutex::default(),
         attempt: Attempt::default(),
         busy: AtomicBool::new(false),
+        spawner_ended: AtomicBool::new(false),
         control,
         wake,
     });
     let watcher = watcher::Watcher::new(Arc::clone(&shared), host)?;
+    let end = SpawnerEnd(Arc::clone(&shared));
     let spawner = spawner::Spawner::new(requests, shared)?;
-    std::thread::Builder::new()
-        .name("spawner".to_owned())
-        .stack_size(256 * 1024)
-        .spawn(move || spawner.run())?;
+    std::thread::Builder::new().name("spawner".to_owned()).stack_size(256 * 1024).spawn(move || {
+        let _end = end;
+        spawner.run();
+    })?;
     watcher.run();
     Ok(())
 }

@@ -1,7 +1,8 @@
 //! The keeper's spawning thread: one request at a time, from the spawn socket to a running program.
 //!
 //! It is the thread that vfork stops until the program executes, which may take for ever (a program on a dead
-//! network or FUSE file system); so it does nothing else. It ends when the host closes the spawn socket.
+//! network or FUSE file system); so it does nothing else. It ends when the host closes the spawn socket, or breaks the
+//! protocol; the keeper then ends too.
 
 use std::ffi::{CString, c_char};
 use std::fs::File;
@@ -89,7 +90,10 @@ impl Spawner {
             SpawnRequest::Open(open) => self.open(&open),
             SpawnRequest::Spawn(spawn) => {
                 let [Some(stdin), Some(stdout), Some(stderr)] = stdio else {
-                    return Err(ProtocolError::Malformed);
+                    // They came with the packet, and the kernel found no room for them here.
+                    let failure = StartFailure { step: Step::Stdio, errno: libc::EMFILE };
+                    let _ = self.send(&KeeperEvent::SpawnFailed { id: spawn.id, failure }.encode(), &[]);
+                    return Ok(());
                 };
                 self.spawn(&spawn, [stdin, stdout, stderr]);
             }

@@ -43,6 +43,9 @@ const BUSY_PAUSE: Duration = Duration::from_millis(1);
 /// Until the next look at who lingers, when the last one has failed.
 const LOOK_PAUSE: Duration = Duration::from_millis(20);
 
+/// How long a keeper that cannot go on kills before it lets the host know that it is lost.
+const LOST_LIMIT: Duration = Duration::from_secs(2);
+
 /// How long a hunt that nobody waits for goes on before it starts over.
 const UNATTENDED_LIMIT: Duration = Duration::from_secs(3600);
 
@@ -190,6 +193,9 @@ impl Watcher {
                 WAKE => {
                     let mut count = [0; 8];
                     let _ = rustix::io::read(&self.shared.wake, &mut count);
+                    if self.shared.spawner_ended.load(Ordering::SeqCst) {
+                        self.spawner_gone();
+                    }
                 }
                 HOST => self.host_gone(),
                 _ => {}
@@ -231,6 +237,16 @@ impl Watcher {
         self.session = Session::Ending;
         let now = clock::now();
         self.hunts = vec![(Hunt::new(0, Quarry::Everyone, now + UNATTENDED_LIMIT), now)];
+    }
+
+    /// Without the spawning thread nothing can be started any more. To a host that is there this keeper is lost, but it
+    /// ends what it has started before it ends itself.
+    fn spawner_gone(&mut self) {
+        self.shared.books.lock().finish_start(&self.shared.attempt);
+        self.kept = None;
+        self.host_gone();
+        let limit = clock::now() + LOST_LIMIT;
+        self.hunts = vec![(Hunt::new(0, Quarry::Everyone, limit), clock::now())];
     }
 
     fn handle(&mut self, request: Control) {
@@ -505,6 +521,10 @@ impl Watcher {
     /// A session that is over and still has somebody in it (in an uninterruptible sleep, say) stays a hunt for ever.
     fn keep_after_the_last(&mut self) {
         if matches!(self.session, Session::Ending) && wait::peek_any() != Ended::NoChildren {
+            if !self.host_alive {
+                // A host that is there after all may not wait for what cannot be killed.
+                let _ = rustix::net::shutdown(&self.shared.control, rustix::net::Shutdown::Both);
+            }
             let now = clock::now();
             self.hunts.push((
                 Hunt::new(0, Quarry::Everyone, now + UNATTENDED_LIMIT),

@@ -2,11 +2,15 @@
 
 use std::time::{Duration, Instant};
 
-use hostler_core::{Outcome, SessionOptions, Signal as ProcessSignal, Signalled, outcome};
+use hostler_core::{
+    Outcome, SessionOptions, Signal as ProcessSignal, Signalled, SpawnError, SpawnSpec, State, outcome,
+};
 use hostler_testkit::{Embedder, NoProcessLeft, TestEnv, Token, bin, is_alive, wait_until, wait_until_async};
 use rustix::process::Signal;
 
-use crate::{GRACE, MAX, evil_path, evil_process, keeper_of, kill, parent_of, run, start_host};
+use crate::{
+    GRACE, MAX, NoDescriptors, evil_path, evil_process, keeper_of, kill, parent_of, run, start_host,
+};
 
 #[test]
 fn an_embedder_s_own_child_and_other_sessions_notice_nothing_of_lost_helpers_and_closed_sessions() {
@@ -63,6 +67,46 @@ async fn a_keeper_that_is_lost_after_its_nursery_is_reported_and_its_roots_die()
     }
     token.wait_until_gone(MAX).expect("the host kills what it holds itself");
     assert_eq!(run(&session, "echo again").await, "again\n");
+    session.close(GRACE).await;
+}
+
+#[tokio::test]
+async fn a_keeper_without_room_for_a_program_s_pipes_refuses_that_program_alone() {
+    let (env, token) = (TestEnv::new(), Token::new("no-room-for-pipes"));
+    let _left = NoProcessLeft::new(&token);
+    let host = start_host(&env);
+    let session = host.open_session(SessionOptions::record());
+    let running = evil_process(&session, "pause", &token).await;
+    let full = NoDescriptors::new(keeper_of(&session).await);
+    match session.spawn(SpawnSpec::new(["true"])).await {
+        Err(SpawnError::Resources(error)) => assert_eq!(error.raw_os_error(), Some(libc::EMFILE)),
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(running.state(), State::Running);
+    drop(full);
+    assert_eq!(run(&session, "echo fine").await, "fine\n");
+    assert_eq!(running.state(), State::Running);
+    session.close(GRACE).await;
+}
+
+#[tokio::test]
+async fn a_keeper_that_can_start_nothing_any_more_is_lost_and_the_session_goes_on() {
+    let (env, token) = (TestEnv::new(), Token::new("lost-spawner"));
+    let _left = NoProcessLeft::new(&token);
+    let host = start_host(&env);
+    let session = host.open_session(SessionOptions::record());
+    let running = evil_process(&session, "double-fork", &token).await;
+    let keeper = keeper_of(&session).await;
+    let full = NoDescriptors::new(keeper);
+    // Its bytes come in a file, for which there is no room: the keeper cannot even tell what was asked.
+    let argv = ["true".to_owned(), "x".repeat(100_000), "x".repeat(100_000)];
+    let refused = session.spawn(SpawnSpec::new(argv)).await;
+    assert!(matches!(refused, Err(SpawnError::KeeperLost)), "{refused:?}");
+    assert_eq!(outcome(running.finished().await), Some(Outcome::Lost));
+    assert_eq!((running.status().doubt, token.pids()), (None, vec![]));
+    drop(full);
+    assert_eq!(run(&session, "echo again").await, "again\n");
+    assert_ne!(keeper_of(&session).await, keeper);
     session.close(GRACE).await;
 }
 

@@ -19,7 +19,7 @@ use hostler_core::{
     CursorRead, HelperProgram, Host, HostOptions, Nursery, Places, Process, Session, SpawnSpec, Stream,
 };
 use hostler_testkit::{ProcessInfo, TestEnv, Token, bin, evil, is_alive, wait_until, wait_until_async};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, prlimit};
 
 /// Longer than anything here takes, also where the machine is busy.
 const MAX: Duration = Duration::from_secs(30);
@@ -89,6 +89,28 @@ impl Stopped {
 impl Drop for Stopped {
     fn drop(&mut self) {
         let _ = kill_process(Pid::from_raw(self.0).unwrap(), Signal::CONT);
+    }
+}
+
+/// Takes a process the means to open anything, until this is dropped.
+struct NoDescriptors {
+    pid: Option<Pid>,
+    before: Rlimit,
+}
+
+impl NoDescriptors {
+    fn new(pid: i32) -> Self {
+        let pid = Pid::from_raw(pid);
+        // The hard limit is everybody's here, helpers included.
+        let maximum = getrlimit(Resource::Nofile).maximum;
+        let before = prlimit(pid, Resource::Nofile, Rlimit { current: Some(0), maximum }).unwrap();
+        Self { pid, before }
+    }
+}
+
+impl Drop for NoDescriptors {
+    fn drop(&mut self) {
+        let _ = prlimit(self.pid, Resource::Nofile, self.before);
     }
 }
 

@@ -4,34 +4,12 @@ use std::time::Duration;
 
 use hostler_core::{Doubt, Outcome, SessionOptions, Signal as ProcessSignal, Signalled, StopCause, outcome};
 use hostler_testkit::{NoProcessLeft, TestEnv, Token};
-use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, prlimit};
+use rustix::process::Signal;
 
-use crate::{GRACE, MAX, Stopped, evil_process, keeper_of, kill, parent_of, run, start_host};
+use crate::{GRACE, MAX, NoDescriptors, Stopped, evil_process, keeper_of, kill, parent_of, run, start_host};
 
 /// Longer than anything here takes: the programs ignore SIGTERM, so nothing ends before it.
 const LONG_GRACE: Duration = Duration::from_secs(60);
-
-/// Takes a process the means to open anything, until this is dropped.
-struct NoDescriptors {
-    pid: Option<Pid>,
-    before: Rlimit,
-}
-
-impl NoDescriptors {
-    fn new(pid: i32) -> Self {
-        let pid = Pid::from_raw(pid);
-        // The hard limit is everybody's here, helpers included.
-        let maximum = getrlimit(Resource::Nofile).maximum;
-        let before = prlimit(pid, Resource::Nofile, Rlimit { current: Some(0), maximum }).unwrap();
-        Self { pid, before }
-    }
-}
-
-impl Drop for NoDescriptors {
-    fn drop(&mut self) {
-        let _ = prlimit(self.pid, Resource::Nofile, self.before);
-    }
-}
 
 #[tokio::test]
 async fn a_keeper_that_cannot_look_says_so_and_goes_on_once_it_can() {
@@ -97,6 +75,7 @@ async fn a_close_whose_keeper_is_lost_and_not_swept_up_after_says_that_nobody_kn
     let process = evil_process(&session, "double-fork", &token).await;
     let keeper = keeper_of(&session).await;
     let nursery = Stopped::new(parent_of(keeper));
+    let _stands_still = Stopped::new(keeper);
     let closing = session.close(LONG_GRACE);
     kill(keeper, Signal::KILL);
     let receipt = closing.await;
