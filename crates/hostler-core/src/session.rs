@@ -327,7 +327,11 @@ impl SessionInner {
             search_path: self.host.search_path(),
             env: self.host.env(),
         };
-        link.request(&SpawnRequest::Open(open)).map_err(resources)?;
+        if let Err(error) = link.request(&SpawnRequest::Open(open)) {
+            // It is nobody's, and would wait for a session that does not come.
+            link.hang_up();
+            return Err(resources(error));
+        }
         table.link = Some(Arc::clone(&link));
         Ok(link)
     }

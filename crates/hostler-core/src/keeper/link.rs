@@ -263,7 +263,7 @@ impl KeeperLink {
     }
 
     /// Lets a keeper go that has no session.
-    pub(super) fn hang_up(&self) {
+    pub(crate) fn hang_up(&self) {
         let mut state = self.state.lock();
         state.phase = Phase::Closing;
         state.shut_down();

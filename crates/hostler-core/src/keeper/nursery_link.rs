@@ -189,9 +189,14 @@ impl NurseryLink {
                     return Ok(link);
                 }
                 Err(error) if is_gone(&error) => {}
-                Err(error) => return Err(error),
+                Err(error) => {
+                    link.hang_up();
+                    return Err(error);
+                }
             }
             drop(pending);
+            // Nobody will ever be at the other end.
+            link.hang_up();
             self.replace(generation)?;
         }
         Err(io::Error::other("the nursery ends as soon as it is started"))

@@ -6,12 +6,14 @@ use std::path::{Path, PathBuf};
 
 use hostler_core::{End, Exit, ExitStatus, Process, Session, SessionOptions, SpawnSpec};
 use hostler_testkit::{
-    Embedder, NoProcessLeft, ProcessInfo, TestEnv, Token, bin, children_of, descendants, fd_count,
+    Embedder, NoProcessLeft, ProcessInfo, TestEnv, Token, bin, children_of, descendants, fd_count, is_alive,
     wait_until, wait_until_async,
 };
 use rustix::process::Signal;
 
-use crate::{GRACE, MAX, evil_path, keeper_of, kill, parent_of, run, start_host, wait_for_helpers};
+use crate::{
+    GRACE, MAX, NoDescriptors, evil_path, keeper_of, kill, parent_of, run, start_host, wait_for_helpers,
+};
 
 const QUICK_EXITS: usize = 2000;
 const IN_FLIGHT: usize = 32;
@@ -25,6 +27,28 @@ async fn quick_exit(session: &Session, n: usize) -> (usize, Process) {
     let script = if n.is_multiple_of(10) { "(:) & exit $0" } else { "exit $0" };
     let code = (n % 200).to_string();
     (n, session.spawn(SpawnSpec::new(["sh", "-c", script, &code])).await.unwrap())
+}
+
+#[test]
+fn a_keeper_that_could_not_be_told_of_its_session_is_let_go() {
+    let env = TestEnv::new();
+    let mut command = env.command(bin("embedder"));
+    // More than a packet holds: the session's environment goes by a file, for which there will be no room.
+    for name in ["LONG_A", "LONG_B"] {
+        command.env(name, "x".repeat(100_000));
+    }
+    let mut host = Embedder::start(command);
+    let nursery = host.nursery();
+    let spare = wait_until("the spare keeper", MAX, || children_of(nursery).first().copied());
+    host.session("a");
+    let full = NoDescriptors::new(host.pid());
+    let refused = host.request(&["spawn", "a", "refused", "0", "true"]).unwrap_err();
+    assert!(refused.contains("limit of"), "{refused}");
+    wait_until("the end of the keeper that was to be the session's", MAX, || !is_alive(spare));
+    drop(full);
+    host.spawn("a", "a", &["true"]);
+    assert!(host.ask(&["finished", "a"]).contains("Completed"));
+    host.close("a", GRACE);
 }
 
 #[tokio::test]
