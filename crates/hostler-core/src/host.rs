@@ -13,7 +13,7 @@ use rustix::fs::{Mode, OFlags};
 use crate::capture::{Budget, BufferPool, Policy};
 use crate::id::{ProcessId, ProcessIds};
 use crate::keeper::link::KeeperLink;
-use crate::keeper::nursery_link::{Nursery, NurseryLink};
+use crate::keeper::nursery_link::{AskError, Nursery, NurseryLink};
 use crate::session::{Session, SessionOptions};
 use crate::spec::{Limit, env_entry};
 use crate::state_dir::{Places, SessionDir, StateHome};
@@ -256,7 +256,7 @@ fn raised_oom_score_adj() -> Vec<u8> {
 }
 
 impl HostInner {
-    pub(crate) fn keeper(&self) -> io::Result<Arc<KeeperLink>> {
+    pub(crate) fn keeper(&self) -> Result<Arc<KeeperLink>, AskError> {
         self.nursery.keeper()
     }
 

@@ -42,6 +42,7 @@ pub use id::{ParseIdError, ProcessId, SessionId};
 pub use keeper::nursery_link::{HelperProgram, Nursery, NurseryError};
 pub use keeper::protocol::Pids;
 pub use keeper::receipt::{Doubt, Receipt};
+pub use keeper::respawn::{NoKeeper, NurseryEnd};
 pub use keeper::{PROCESS_ID_VARIABLE, run_if_helper};
 pub use lifecycle::{End, Exit, ExitStatus, Outcome, State, StopCause};
 pub use outputs::{Chunk, Flush, Outputs, Pulled};

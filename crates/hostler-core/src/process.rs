@@ -26,6 +26,7 @@ use crate::id::ProcessId;
 use crate::keeper::link::{KeeperClient, KeeperLink, Ticket};
 use crate::keeper::protocol::{Control, Pids, Scope};
 use crate::keeper::receipt::Doubt;
+use crate::keeper::respawn::NoKeeper;
 use crate::lifecycle::{Action, End, Exit, ExitStatus, Input, Lifecycle, Outcome, Remains, State, StopCause};
 use crate::outputs::ReadyQueue;
 use crate::session::Place;
@@ -330,6 +331,10 @@ impl KeeperClient for Inner {
     fn gone(&self) {
         self.facts.lock().survivors = Pids::default();
         self.step(Input::Gone);
+    }
+
+    fn no_keeper(&self, reason: NoKeeper) {
+        self.not_sent(SpawnError::NoKeeper(reason));
     }
 
     fn keeper_lost(&self, doubt: Option<Doubt>) {

@@ -20,6 +20,7 @@ use crate::cursor::SharedLog;
 use crate::host::HostInner;
 use crate::id::{ProcessId, SessionId};
 use crate::keeper::link::KeeperLink;
+use crate::keeper::nursery_link::AskError;
 use crate::keeper::protocol::{Control, Open, Spawn, SpawnRequest};
 use crate::keeper::receipt::{Doubt, Receipt};
 use crate::lifecycle::StopCause;
@@ -317,7 +318,10 @@ impl SessionInner {
         if let Some(link) = table.link.as_ref().filter(|link| !link.is_lost()) {
             return Ok(Arc::clone(link));
         }
-        let link = self.host.keeper().map_err(resources)?;
+        let link = self.host.keeper().map_err(|error| match error {
+            AskError::Request(error) => resources(error),
+            AskError::NoKeeper(reason) => SpawnError::NoKeeper(reason),
+        })?;
         let open = Open {
             session: self.number,
             nofile: self.host.original_nofile(),

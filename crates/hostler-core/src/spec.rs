@@ -7,6 +7,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::keeper::respawn::NoKeeper;
 use crate::sys::clone::Step;
 
 /// Where a process's standard input comes from.
@@ -226,6 +227,9 @@ pub enum SpawnError {
     /// The system has no room for another process, or took away what starting one needs.
     #[error("the system cannot start another process")]
     Resources(#[source] io::Error),
+    /// The session has no keeper, and none can be started now.
+    #[error(transparent)]
+    NoKeeper(#[from] NoKeeper),
     /// The keeper was lost while it was starting the program.
     #[error("the session's keeper was lost while the program was being started: try again")]
     KeeperLost,

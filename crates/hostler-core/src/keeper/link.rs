@@ -20,6 +20,7 @@ use tokio::sync::{Notify, oneshot};
 
 use super::protocol::{Control, KeeperEvent, MAX_PACKET, MAX_PIDS, Pids, SpawnRequest};
 use super::receipt::{Doubt, Receipt};
+use super::respawn::NoKeeper;
 use crate::id::ProcessId;
 use crate::lifecycle::ExitStatus;
 use crate::sys::clone::StartFailure;
@@ -44,6 +45,8 @@ pub(crate) trait KeeperClient: Send + Sync + std::fmt::Debug {
     fn exited(&self, status: ExitStatus, usage: Usage, lingerers: Pids);
     /// The last lingerer has ended.
     fn gone(&self);
+    /// There is no keeper, and so no process.
+    fn no_keeper(&self, reason: NoKeeper);
     /// The keeper is lost. Everything of the process is dead, unless there is a doubt.
     fn keeper_lost(&self, doubt: Option<Doubt>);
     /// Kills the root by whatever the host holds of it, when there is nobody else who could.
@@ -102,10 +105,20 @@ struct State {
     next_ticket: u64,
     tickets: HashMap<u64, oneshot::Sender<Receipt>>,
     swept: bool,
+    /// Why there never was a keeper.
+    not_started: Option<NoKeeper>,
     has_nursery: bool,
 }
 
 impl State {
+    /// Declares the end. Of a session that was closed it is a loss as well: in order it would have been answered first.
+    fn lose(&mut self) {
+        match self.phase {
+            Phase::Up | Phase::Closing => self.phase = Phase::Lost,
+            Phase::Lost | Phase::Told(_) => {}
+        }
+    }
+
     /// Tells the keeper that there is nothing more to come.
     fn shut_down(&self) {
         if let Some(sockets) = &self.sockets {
@@ -251,13 +264,7 @@ impl KeeperLink {
     /// Kills a keeper that does not answer; the nursery then kills what is below it.
     fn abandon(&self) {
         tracing::error!("a keeper does not answer and is given up");
-        let mut state = self.state.lock();
-        match state.phase {
-            // The end of a session that was closed is no loss, but this is none that was closed in order.
-            Phase::Up | Phase::Closing => state.phase = Phase::Lost,
-            Phase::Lost | Phase::Told(_) => return,
-        }
-        drop(state);
+        self.state.lock().lose();
         // The task goes on from there: it kills the keeper, and waits for the nursery to sweep up.
         self.nudge.notify_one();
     }
@@ -265,7 +272,9 @@ impl KeeperLink {
     /// Lets a keeper go that has no session.
     pub(crate) fn hang_up(&self) {
         let mut state = self.state.lock();
-        state.phase = Phase::Closing;
+        if matches!(state.phase, Phase::Up) {
+            state.phase = Phase::Closing;
+        }
         state.shut_down();
     }
 
@@ -281,10 +290,12 @@ impl KeeperLink {
     pub(super) fn failed_to_start(&self, errno: i32) {
         tracing::error!(error = %io::Error::from_raw_os_error(errno), "a keeper could not be started");
         let mut state = self.state.lock();
-        state.phase = Phase::Lost;
+        state.lose();
         state.swept = true;
+        state.not_started = Some(NoKeeper::NotStarted { errno });
         drop(state);
         self.nudge.notify_one();
+        self.swept.notify_one();
     }
 
     pub(super) fn swept(&self) {
@@ -296,10 +307,11 @@ impl KeeperLink {
     /// itself.
     pub(super) fn never_heard_of(&self) {
         let mut state = self.state.lock();
-        state.phase = Phase::Lost;
+        state.lose();
         state.has_nursery = false;
         drop(state);
         self.nudge.notify_one();
+        self.swept.notify_one();
     }
 
     pub(super) fn without_nursery(&self) {
@@ -383,7 +395,7 @@ impl KeeperLink {
             }
             Err(error) => {
                 tracing::error!(%error, "cannot understand a keeper");
-                self.state.lock().phase = Phase::Lost;
+                self.state.lock().lose();
                 true
             }
         }
@@ -436,7 +448,7 @@ impl KeeperLink {
         let nothing_left = {
             let mut state = self.state.lock();
             let closed = matches!(state.phase, Phase::Closing);
-            state.phase = Phase::Lost;
+            state.lose();
             closed && state.tickets.is_empty() && state.clients.is_empty()
         };
         if !nothing_left {
@@ -444,7 +456,7 @@ impl KeeperLink {
             // The limit is for a nursery that was stopped or starved; its death ends the wait as well.
             let _ = tokio::time::timeout(SWEEP_LIMIT, self.wait_until_swept()).await;
         }
-        let (clients, tickets, doubt) = {
+        let (clients, tickets, not_started, doubt) = {
             let mut state = self.state.lock();
             let doubt = (!nothing_left && !state.swept).then_some(Doubt::KeeperLost);
             state.phase = Phase::Told(doubt);
@@ -452,9 +464,14 @@ impl KeeperLink {
             state.controls.clear();
             state.sockets = None;
             state.pidfd = None;
-            (std::mem::take(&mut state.clients), std::mem::take(&mut state.tickets), doubt)
+            let (clients, tickets) = (std::mem::take(&mut state.clients), std::mem::take(&mut state.tickets));
+            (clients, tickets, state.not_started.take(), doubt)
         };
         for client in clients.values() {
+            if let Some(reason) = &not_started {
+                client.no_keeper(reason.clone());
+                continue;
+            }
             if doubt.is_some() {
                 client.kill_root();
             }

@@ -29,6 +29,7 @@ mod nursery;
 pub(crate) mod nursery_link;
 pub mod protocol;
 pub(crate) mod receipt;
+pub(crate) mod respawn;
 mod spawner;
 mod watcher;
 

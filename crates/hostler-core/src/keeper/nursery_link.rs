@@ -1,4 +1,5 @@
-//! The host's end of the nursery: asks for keepers, hears of their ends, starts a new nursery when it dies.
+//! The host's end of the nursery: asks for keepers, hears of their ends, starts a new nursery when it dies and
+//! [`Respawn`] lets it.
 
 use std::collections::HashMap;
 use std::io::{self, IoSlice};
@@ -7,6 +8,7 @@ use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use rustix::net::Shutdown;
@@ -18,6 +20,8 @@ use tokio::sync::watch;
 use super::NURSERY_ARGUMENT;
 use super::link::KeeperLink;
 use super::protocol::{NurseryEvent, StartKeeper};
+use super::respawn::{NoKeeper, NurseryEnd, Respawn};
+use crate::sys::clock;
 use crate::sys::packet::{self, Wait};
 use crate::sys::reactor;
 
@@ -80,16 +84,40 @@ impl Nursery {
         let child = command.spawn().map_err(|source| NurseryError::Start { program: path, source })?;
         Ok(Self { program, socket: ours, child })
     }
+
+    fn take_into_use(mut self) -> Result<(Arc<AsyncFd<OwnedFd>>, Child), NurseryError> {
+        match reactor::register(self.socket, Interest::READABLE) {
+            Ok(socket) => Ok((Arc::new(socket), self.child)),
+            Err(error) => {
+                // Its socket is closed by now, upon which it ends.
+                let _ = self.child.wait();
+                Err(NurseryError::Socket(error))
+            }
+        }
+    }
 }
 
 /// How often one request may meet a nursery that has just died.
 const ASK_ATTEMPTS: usize = 3;
 
+/// Why there is no keeper.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum AskError {
+    /// No socket, or no way to send the request.
+    #[error("failed to ask the nursery for a keeper")]
+    Request(#[from] io::Error),
+    /// Nobody to ask.
+    #[error(transparent)]
+    NoKeeper(#[from] NoKeeper),
+}
+
 #[derive(Debug)]
 struct Pending {
     /// Which nursery the socket belongs to: one that has died is replaced once.
     generation: u64,
-    socket: Arc<AsyncFd<OwnedFd>>,
+    /// `None` while there is no nursery.
+    socket: Option<Arc<AsyncFd<OwnedFd>>>,
+    respawn: Respawn,
     serial: u64,
     /// Keepers that were asked for, until the nursery has answered.
     asked: HashMap<u64, Weak<KeeperLink>>,
@@ -98,6 +126,17 @@ struct Pending {
     spare: Option<Arc<KeeperLink>>,
     /// Held by the listening tasks too: closed when the last has ended.
     listening: Arc<watch::Sender<()>>,
+}
+
+impl Pending {
+    /// There is no nursery any more. Running keepers are left to themselves: they watch the host on their own, but nobody
+    /// would sweep up after them.
+    fn died(&mut self, how: NurseryEnd) {
+        self.socket = None;
+        self.respawn.ended(clock::now(), how);
+        self.asked.drain().filter_map(|(_, link)| link.upgrade()).for_each(|link| link.never_heard_of());
+        self.running.drain().filter_map(|(_, link)| link.upgrade()).for_each(|link| link.without_nursery());
+    }
 }
 
 /// Where keepers come from.
@@ -114,10 +153,12 @@ impl NurseryLink {
     /// Takes a nursery into use; needs a tokio runtime.
     pub(crate) fn open(nursery: Nursery) -> io::Result<Arc<Self>> {
         let host = pidfd_open(getpid(), PidfdFlags::empty())?;
-        let socket = Arc::new(async_socket(nursery.socket)?);
+        let program = nursery.program.clone();
+        let (socket, child) = nursery.take_into_use().map_err(io::Error::other)?;
         let pending = Pending {
             generation: 0,
-            socket: Arc::clone(&socket),
+            socket: Some(Arc::clone(&socket)),
+            respawn: Respawn::new(clock::now()),
             serial: 0,
             asked: HashMap::new(),
             running: HashMap::new(),
@@ -126,12 +167,12 @@ impl NurseryLink {
         };
         let listening = Arc::clone(&pending.listening);
         let link = Arc::new_cyclic(|this| Self {
-            program: nursery.program,
+            program,
             host,
             pending: Mutex::new(pending),
             this: Weak::clone(this),
         });
-        tokio::spawn(listen(Arc::downgrade(&link), 0, socket, nursery.child, listening));
+        tokio::spawn(listen(Arc::downgrade(&link), 0, socket, child, listening));
         link.keep_spare();
         Ok(link)
     }
@@ -151,7 +192,7 @@ impl NurseryLink {
     }
 
     /// A keeper to use at once: its sockets take requests before the process has come up.
-    pub(crate) fn keeper(&self) -> io::Result<Arc<KeeperLink>> {
+    pub(crate) fn keeper(&self) -> Result<Arc<KeeperLink>, AskError> {
         let spare = self.pending.lock().spare.take().filter(|link| !link.is_lost());
         let link = match spare {
             Some(link) => link,
@@ -175,54 +216,74 @@ impl NurseryLink {
         }
     }
 
-    fn ask(&self) -> io::Result<Arc<KeeperLink>> {
+    fn ask(&self) -> Result<Arc<KeeperLink>, AskError> {
         for _ in 0..ASK_ATTEMPTS {
-            let (link, spawn, control) = KeeperLink::open()?;
             let mut pending = self.pending.lock();
-            let (serial, generation) = (pending.serial + 1, pending.generation);
+            let socket = self.socket(&mut pending)?;
+            let (link, spawn, control) = KeeperLink::open()?;
+            let serial = pending.serial + 1;
             let fds = [spawn.as_fd(), control.as_fd(), self.host.as_fd()];
             let bytes = StartKeeper { serial }.encode();
-            match packet::send(pending.socket.as_fd(), &[IoSlice::new(&bytes)], &fds, Wait::Never) {
-                Ok(()) => {
-                    pending.serial = serial;
-                    pending.asked.insert(serial, Arc::downgrade(&link));
-                    return Ok(link);
-                }
-                Err(error) if is_gone(&error) => {}
-                Err(error) => {
-                    link.hang_up();
-                    return Err(error);
-                }
-            }
-            drop(pending);
+            let Err(error) = packet::send(socket.as_fd(), &[IoSlice::new(&bytes)], &fds, Wait::Never) else {
+                pending.serial = serial;
+                pending.asked.insert(serial, Arc::downgrade(&link));
+                return Ok(link);
+            };
             // Nobody will ever be at the other end.
             link.hang_up();
-            self.replace(generation)?;
+            if !is_gone(&error) {
+                return Err(error.into());
+            }
+            pending.died(NurseryEnd::HungUp);
         }
-        Err(io::Error::other("the nursery ends as soon as it is started"))
+        let pending = self.pending.lock();
+        Err(pending.respawn.may_start(clock::now()).err().map_or_else(
+            || io::Error::other("the nursery ends as soon as it is started").into(),
+            AskError::NoKeeper,
+        ))
     }
 
-    /// Starts another nursery in place of one that has died. Running keepers are left to themselves: they watch the
-    /// host on their own, but nobody would sweep up after them.
-    fn replace(&self, generation: u64) -> io::Result<()> {
+    /// The way to the nursery; starts another one if there is none and it may be tried.
+    fn socket(&self, pending: &mut Pending) -> Result<Arc<AsyncFd<OwnedFd>>, NoKeeper> {
+        if let Some(socket) = &pending.socket {
+            return Ok(Arc::clone(socket));
+        }
+        pending.respawn.may_start(clock::now())?;
+        tracing::warn!("there is no nursery, starting another one");
+        pending.respawn.starting(clock::now());
+        let (socket, child) = match Nursery::start(self.program.clone()).and_then(Nursery::take_into_use) {
+            Ok(in_use) => in_use,
+            Err(error) => {
+                let cause = NurseryEnd::NotStarted(Arc::new(error));
+                pending.respawn.ended(clock::now(), cause.clone());
+                let wait = pending.respawn.may_start(clock::now()).err();
+                return Err(wait.unwrap_or(NoKeeper::NoNursery { cause, wait: Duration::ZERO }));
+            }
+        };
+        pending.generation += 1;
+        pending.socket = Some(Arc::clone(&socket));
+        let listening = Arc::clone(&pending.listening);
+        let ours = Arc::clone(&socket);
+        tokio::spawn(listen(Weak::clone(&self.this), pending.generation, ours, child, listening));
+        Ok(socket)
+    }
+
+    /// A nursery has ended and was reaped.
+    fn has_ended(&self, generation: u64, how: NurseryEnd) {
         let mut pending = self.pending.lock();
         if pending.generation != generation {
-            return Ok(());
+            return;
         }
-        tracing::warn!("the nursery has died, starting another one");
-        let nursery = Nursery::start(self.program.clone()).map_err(io::Error::other)?;
-        let socket = Arc::new(async_socket(nursery.socket)?);
-        pending.generation += 1;
-        pending.socket = Arc::clone(&socket);
-        let listening = Arc::clone(&pending.listening);
-        tokio::spawn(listen(Weak::clone(&self.this), pending.generation, socket, nursery.child, listening));
-        let asked: Vec<_> = pending.asked.drain().map(|(_, link)| link).collect();
-        let running: Vec<_> = pending.running.drain().map(|(_, link)| link).collect();
-        drop(pending);
-        asked.iter().filter_map(Weak::upgrade).for_each(|link| link.never_heard_of());
-        running.iter().filter_map(Weak::upgrade).for_each(|link| link.without_nursery());
-        self.keep_spare();
-        Ok(())
+        match pending.socket {
+            Some(_) => pending.died(how),
+            None => pending.respawn.explain(how),
+        }
+    }
+
+    /// How long to wait before a nursery is started that nobody has asked for; `None` if none is to be.
+    fn next_unasked(&self) -> Option<Duration> {
+        let pending = self.pending.lock();
+        if pending.socket.is_some() { None } else { pending.respawn.next_unasked(clock::now()) }
     }
 
     fn handle(&self, event: NurseryEvent, mut fds: packet::Fds) {
@@ -259,7 +320,9 @@ impl Drop for NurseryLink {
     /// The listening tasks hold the sockets as well, so closing them is not enough to be heard.
     fn drop(&mut self) {
         let pending = self.pending.get_mut();
-        let _ = rustix::net::shutdown(pending.socket.get_ref(), Shutdown::Both);
+        if let Some(socket) = &pending.socket {
+            let _ = rustix::net::shutdown(socket.get_ref(), Shutdown::Both);
+        }
         if let Some(spare) = pending.spare.take() {
             spare.hang_up();
         }
@@ -297,17 +360,28 @@ async fn listen(
         let _ = child.kill();
     }
     // A nursery that was let go waits for its keepers, and they for what is below them: off the event loop.
-    let _ = tokio::task::spawn_blocking(move || child.wait()).await;
+    let reaped = tokio::task::spawn_blocking(move || child.wait()).await;
     drop(listening);
-    if let Some(link) = link.upgrade()
-        && let Err(error) = link.replace(generation)
-    {
-        tracing::error!(%error, "cannot start another nursery: new sessions will fail");
+    let how = reaped.ok().and_then(Result::ok).map_or(NurseryEnd::HungUp, NurseryEnd::Ended);
+    if let Some(link) = link.upgrade() {
+        tracing::warn!(%how, "the nursery is not there any more");
+        link.has_ended(generation, how);
     }
+    revive(link).await;
 }
 
-fn async_socket(socket: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
-    reactor::register(socket, Interest::READABLE)
+/// Has another nursery started as soon as that may be tried, and a few times more while it fails. The next one has a
+/// listening task of its own, which does the same when that dies.
+async fn revive(link: Weak<NurseryLink>) {
+    while let Some(wait) = link.upgrade().and_then(|link| link.next_unasked()) {
+        tokio::time::sleep_until((clock::now() + wait).into()).await;
+        let Some(link) = link.upgrade() else { return };
+        let started = link.socket(&mut link.pending.lock());
+        match started {
+            Ok(_) => return link.keep_spare(),
+            Err(error) => tracing::error!(%error, "cannot start another nursery"),
+        }
+    }
 }
 
 fn is_gone(error: &io::Error) -> bool {

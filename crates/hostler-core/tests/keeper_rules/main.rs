@@ -9,10 +9,12 @@ mod container;
 mod hung_exec;
 mod leftovers;
 mod lost_helpers;
+mod lost_nursery;
 mod receipts;
 mod requests;
 
 use std::ffi::OsString;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use hostler_core::{
@@ -27,7 +29,11 @@ const GRACE: Duration = Duration::from_millis(100);
 
 /// A host in this process, whose helpers run the test program that knows how.
 fn start_host(env: &TestEnv) -> Host {
-    let nursery = Nursery::start(HelperProgram::Path(bin("embedder"))).unwrap();
+    start_host_with(env, bin("embedder"))
+}
+
+fn start_host_with(env: &TestEnv, helper: PathBuf) -> Host {
+    let nursery = Nursery::start(HelperProgram::Path(helper)).unwrap();
     let places = Places { xdg_state_home: Some(env.state_home()), home: None, tmpdir: Some(env.tmp()) };
     Host::start(nursery, HostOptions { places, env: env.vars(), ..HostOptions::default() }).unwrap()
 }
