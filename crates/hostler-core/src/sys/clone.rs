@@ -226,21 +226,30 @@ pub(crate) fn start(
     }
     let pid = pid
         .map_err(|errno| FailedStart { failure: StartFailure { step: Step::Clone, errno }, zombie: None })?;
-    let raw_pidfd = attempt.pidfd.load(Ordering::Acquire);
-    if raw_pidfd < 0 {
-        // A kernel before 5.2, or something that only looks like one, has not heard of CLONE_PIDFD.
+    // SAFETY: what stands here was made for us by the kernel in clone, if at all, and nobody else owns it.
+    let pidfd = unsafe { pidfd_of_clone(attempt.pidfd.load(Ordering::Acquire)) }.map_err(|failure| {
         let _ = super::signal::send_child(pid, libc::SIGKILL);
-        let failure = StartFailure { step: Step::Clone, errno: libc::ENOSYS };
-        return Err(FailedStart { failure, zombie: Some(pid) });
-    }
-    // SAFETY: the kernel made this descriptor for us in clone and nobody else owns it.
-    let pidfd = unsafe { OwnedFd::from_raw_fd(raw_pidfd) };
+        FailedStart { failure, zombie: Some(pid) }
+    })?;
     let errno = attempt.errno.load(Ordering::Acquire);
     if errno == 0 {
         return Ok(Started { pid, pidfd });
     }
     let step = Step::from_u32(attempt.step.load(Ordering::Acquire)).unwrap_or(Step::Exec);
     Err(FailedStart { failure: StartFailure { step, errno }, zombie: Some(pid) })
+}
+
+/// The descriptor that clone has left, or the failure that a clone without one is: a kernel before 5.2, or something that
+/// only looks like one, has not heard of CLONE_PIDFD, and a process that nobody can name for certain must not run.
+///
+/// # Safety
+/// A number that is no longer -1 must be a descriptor that nobody else owns.
+unsafe fn pidfd_of_clone(raw: RawFd) -> Result<OwnedFd, StartFailure> {
+    if raw < 0 {
+        return Err(StartFailure { step: Step::Clone, errno: libc::ENOSYS });
+    }
+    // SAFETY: see the function's contract.
+    Ok(unsafe { OwnedFd::from_raw_fd(raw) })
 }
 
 const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
@@ -446,4 +455,26 @@ unsafe fn exec_first(plan: &ExecPlan<'_>) -> (Step, i32) {
         }
     }
     (Step::Exec, errno)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::IntoRawFd;
+
+    use super::*;
+
+    #[test]
+    fn a_clone_without_a_pidfd_is_a_failed_start() {
+        let nothing_left = Attempt::default();
+        nothing_left.begin();
+        // SAFETY: no descriptor is meant.
+        let failed = unsafe { pidfd_of_clone(nothing_left.pidfd.load(Ordering::Acquire)) };
+        assert_eq!(failed.unwrap_err(), StartFailure { step: Step::Clone, errno: libc::ENOSYS });
+        let (reader, writer) = io::pipe().unwrap();
+        let raw = OwnedFd::from(reader).into_raw_fd();
+        // SAFETY: the descriptor was given up just now.
+        let made = unsafe { pidfd_of_clone(raw) }.unwrap();
+        assert_eq!(made.as_raw_fd(), raw);
+        drop((made, writer));
+    }
 }
