@@ -375,7 +375,8 @@ impl Table {
         let ticket = link.ask(|ticket| Control::Close { ticket, grace, limit });
         let (host, number, told) = (Arc::clone(&session.host), session.number, Arc::clone(&session.receipt));
         Some(async move {
-            let receipt = link.answer(ticket, grace + limit + CLOSE_SLACK).await;
+            let patience = grace.saturating_add(limit).saturating_add(CLOSE_SLACK);
+            let receipt = link.answer(ticket, patience).await;
             host.forget_cgroup(number);
             // Whoever hears of it may be the last who holds the host.
             drop(host);

@@ -290,6 +290,21 @@ fn sessions_that_are_closed_leave_no_keeper_and_no_descriptor() {
 }
 
 #[tokio::test]
+async fn no_grace_and_no_patience_is_too_long() {
+    let env = TestEnv::new();
+    let token = Token::new("for-ever");
+    let _left = NoProcessLeft::new(&token);
+    let host = start_host(&env);
+    let session = host.open_session(SessionOptions::record());
+    let process = evil_process(&session, "pause", &token).await;
+    process.signal(hostler_core::Signal::Term, Duration::MAX).await;
+    let process = evil_process(&session, "pause", &token).await;
+    assert_eq!(process.stop(StopCause::Request, Duration::MAX).await.survivors.total, 0);
+    evil_process(&session, "pause", &token).await;
+    assert_eq!(session.close(Duration::MAX).await.survivors.total, 0);
+}
+
+#[tokio::test]
 async fn a_fork_bomb_ends_with_its_stop() {
     let env = TestEnv::new();
     let token = Token::new("fork-bomb");

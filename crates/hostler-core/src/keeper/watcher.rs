@@ -40,6 +40,9 @@ const WALK_AFTER: Duration = Duration::from_millis(10);
 /// Between two looks at whether the spawning thread is done, at the end of a session.
 const BUSY_PAUSE: Duration = Duration::from_millis(1);
 
+/// Kernels before 5.11 take no wait of more than 24 days, and a wait that is refused would be none.
+const LONGEST_WAIT: Duration = Duration::from_secs(3600);
+
 /// Until the next look at who lingers, when the last one has failed.
 const LOOK_PAUSE: Duration = Duration::from_millis(20);
 
@@ -177,7 +180,7 @@ impl Watcher {
 
     fn wait(&mut self) {
         let timeout = self.deadline().map(|at| {
-            let left = at.saturating_duration_since(clock::now());
+            let left = at.saturating_duration_since(clock::now()).min(LONGEST_WAIT);
             Timespec {
                 tv_sec: left.as_secs().try_into().unwrap_or(i64::MAX),
                 tv_nsec: left.subsec_nanos().into(),

@@ -47,7 +47,7 @@ impl Process {
             if let (Some(end), false) = (before, acts) {
                 return Signalled::AlreadyEnded { end };
             }
-            let deadline = tokio::time::sleep_until((clock::now() + patience).into());
+            let deadline = tokio::time::sleep_until(clock::after(patience).into());
             let mut receipt = process.receipt(ticket, process.0.kill_limit).await;
             tokio::select! {
                 biased;
@@ -76,7 +76,7 @@ impl Process {
                 process.ended().await;
                 process.without_survivors().await;
             };
-            let patience = grace + process.0.kill_limit + ANSWER_SLACK;
+            let patience = grace.saturating_add(process.0.kill_limit).saturating_add(ANSWER_SLACK);
             if tokio::time::timeout(patience, done).await.is_err() {
                 receipt.survivors = process.0.facts.lock().survivors.clone();
                 if process.end().is_none() {
@@ -92,7 +92,7 @@ impl Process {
 
     async fn receipt(&self, ticket: Option<Ticket>, limit: Duration) -> Receipt {
         let Some(ticket) = ticket else { return Receipt::default() };
-        let receipt = self.0.link.answer(ticket, limit + ANSWER_SLACK).await;
+        let receipt = self.0.link.answer(ticket, limit.saturating_add(ANSWER_SLACK)).await;
         self.heard(receipt.doubt);
         if receipt.survivors.total > 0 || receipt.doubt.is_some() {
             let _ = self.0.step(Input::KillSettled);
