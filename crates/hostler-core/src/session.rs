@@ -4,6 +4,7 @@
 //! Nothing outlives a session: closing it, or dropping its last handle, kills all that was ever started in it.
 
 use std::collections::BTreeMap;
+use std::io::ErrorKind;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -36,6 +37,9 @@ const CLOSE_SLACK: Duration = Duration::from_secs(5);
 
 /// Longer than any session end takes: the keeper, not each process's own deadline, ends what is left.
 const KEEPER_DECIDES: Duration = Duration::from_secs(24 * 3600);
+
+/// How often a session may be given a keeper that turns out to be dead.
+const KEEPER_ATTEMPTS: usize = 3;
 
 /// How many processes beyond those to keep are known before the oldest are forgotten.
 const PRUNE_BATCH: usize = 64;
@@ -318,10 +322,13 @@ impl SessionInner {
         if let Some(link) = table.link.as_ref().filter(|link| !link.is_lost()) {
             return Ok(Arc::clone(link));
         }
-        let link = self.host.keeper().map_err(|error| match error {
-            AskError::Request(error) => resources(error),
-            AskError::NoKeeper(reason) => SpawnError::NoKeeper(reason),
-        })?;
+        let link = self.new_keeper()?;
+        table.link = Some(Arc::clone(&link));
+        Ok(link)
+    }
+
+    /// A keeper that knows what the programs of this session have in common.
+    fn new_keeper(&self) -> Result<Arc<KeeperLink>, SpawnError> {
         let open = Open {
             session: self.number,
             nofile: self.host.original_nofile(),
@@ -331,13 +338,21 @@ impl SessionInner {
             search_path: self.host.search_path(),
             env: self.host.env(),
         };
-        if let Err(error) = link.request(&SpawnRequest::Open(open)) {
+        let open = SpawnRequest::Open(open);
+        for _ in 0..KEEPER_ATTEMPTS {
+            let link = self.host.keeper().map_err(|error| match error {
+                AskError::Request(error) => resources(error),
+                AskError::NoKeeper(reason) => SpawnError::NoKeeper(reason),
+            })?;
+            let Err(error) = link.request(&open) else { return Ok(link) };
             // It is nobody's, and would wait for a session that does not come.
             link.hang_up();
-            return Err(resources(error));
+            // A spare keeper may have died, or never have started, and nobody has heard of it yet.
+            if error.kind() != ErrorKind::BrokenPipe {
+                return Err(resources(error));
+            }
         }
-        table.link = Some(Arc::clone(&link));
-        Ok(link)
+        Err(SpawnError::KeeperLost)
     }
 
     fn log(&self, stream: Stream, id: ProcessId, account: &Arc<Budget>) -> Arc<SharedLog> {

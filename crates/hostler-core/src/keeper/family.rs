@@ -330,6 +330,9 @@ impl Family {
         for id in &ids {
             self.bereft.remove(id);
         }
+        if !ids.is_empty() && !self.seen.is_empty() {
+            self.seen.retain(|_, owner| !ids.contains(owner));
+        }
         ids
     }
 
@@ -416,6 +419,16 @@ mod tests {
         assert!(seen(b'S', keeper), "adopted meanwhile");
         assert!(!seen(b'S', stranger), "somebody else's child by now");
         assert!(!seen(b'Z', root), "dead");
+    }
+
+    #[test]
+    fn what_was_seen_of_a_process_is_forgotten_with_it() {
+        let mut family = Family::new();
+        let (ended, lives) = (ProcessId::from_u128(1), ProcessId::from_u128(2));
+        family.seen.extend([((10, 1), ended), ((11, 1), lives), ((12, 1), ended)]);
+        family.bereave(ended, Bereft::new(10, [0, 0], None));
+        assert_eq!(family.take_gone(), [ended]);
+        assert_eq!(family.seen, HashMap::from([((11, 1), lives)]));
     }
 
     #[test]

@@ -527,6 +527,10 @@ fn packed(bytes: Vec<u8>, mut fds: Vec<OwnedFd>) -> io::Result<Packet> {
     if bytes.len() <= MAX_PACKET {
         return Ok(Packet { bytes, fds });
     }
+    // The lengths of its parts are written in 32 bits; the kernel takes far less than that as well.
+    if u32::try_from(bytes.len()).is_err() {
+        return Err(io::Error::from_raw_os_error(libc::E2BIG));
+    }
     let file = rustix::fs::memfd_create("hostler-request", rustix::fs::MemfdFlags::CLOEXEC)?;
     let mut file = std::fs::File::from(file);
     io::Write::write_all(&mut file, &bytes)?;

@@ -10,6 +10,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, getppid, pidfd_open};
 
 use super::KEEPER_ARGUMENT;
@@ -83,11 +84,19 @@ impl Nursery {
             fds.push(PollFd::new(&self.host, PollFlags::IN));
             fds.extend(self.host_process.as_ref().map(|fd| PollFd::new(fd, PollFlags::IN)));
         }
-        if poll(&mut fds, timeout).is_err() {
-            return;
-        }
-        let ready = |index: usize| fds.get(index).is_some_and(|fd: &PollFd<'_>| !fd.revents().is_empty());
-        let (child, request, gone) = (ready(0), ready(1), ready(2));
+        let (child, request, gone) = match poll(&mut fds, timeout) {
+            Ok(_) => {
+                let ready =
+                    |index: usize| fds.get(index).is_some_and(|fd: &PollFd<'_>| !fd.revents().is_empty());
+                (ready(0), ready(1), ready(2))
+            }
+            Err(Errno::INTR) => return,
+            // No memory, or a limit of open files below three: it is seen by looking then, with pauses.
+            Err(_) => {
+                let _ = rustix::thread::nanosleep(&WAKE_PAUSE);
+                (true, self.host_alive, false)
+            }
+        };
         if child {
             signal::drain_signal_fd(self.child_signal.as_fd());
         }
@@ -116,9 +125,9 @@ impl Nursery {
 
     fn start_keeper(&mut self, serial: u64, mut fds: Fds) {
         let (Some(spawn), Some(control), Some(host)) = (fds.take(), fds.take(), fds.take()) else {
-            return self
-                .outbox
-                .push_back(NurseryEvent::KeeperFailed { serial, errno: libc::EPROTO }.encode());
+            // They came with the packet, and the kernel found no room for them here.
+            let failed = NurseryEvent::KeeperFailed { serial, errno: libc::EMFILE };
+            return self.outbox.push_back(failed.encode());
         };
         let argv = [c"hostler-keeper", &CString::new(KEEPER_ARGUMENT).unwrap_or_default()].map(CString::from);
         let argv = [argv[0].as_ptr(), argv[1].as_ptr(), std::ptr::null()];

@@ -1,5 +1,6 @@
 //! Limits of open files (getrlimit(2)): the host raises its own, its children get back the original one.
 
+use parking_lot::Mutex;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// Soft and hard limit of open files.
@@ -20,12 +21,22 @@ pub fn nofile() -> NofileLimit {
     from_rlimit(getrlimit(Resource::Nofile))
 }
 
-/// Raises the soft limit to the hard one and says what it was before. A refusal changes nothing.
+/// Raises the soft limit to the hard one and says what it was before: before the first time, where nobody has changed it
+/// since. A refusal changes nothing.
 pub fn raise_nofile() -> NofileLimit {
-    let original = getrlimit(Resource::Nofile);
+    static BEFORE: Mutex<Option<NofileLimit>> = Mutex::new(None);
+    let mut before = BEFORE.lock();
+    let original = original(*before, nofile());
+    let raised = getrlimit(Resource::Nofile).maximum;
     // Nothing to do about a refusal: the limit stays, and running into it is reported where it happens.
-    let _ = setrlimit(Resource::Nofile, Rlimit { current: original.maximum, maximum: original.maximum });
-    from_rlimit(original)
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: raised, maximum: raised });
+    *before = Some(original);
+    original
+}
+
+/// What was before the first raise, unless what is found is not what that has made of it.
+fn original(before: Option<NofileLimit>, found: NofileLimit) -> NofileLimit {
+    before.filter(|before| found == NofileLimit { soft: before.hard, ..*before }).unwrap_or(found)
 }
 
 /// About how many bytes execve(2) takes for arguments and environment together: a quarter of the stack limit, at
@@ -54,5 +65,21 @@ pub fn close_from(first: u32) {
     for fd in open.into_iter().filter(|fd| i64::from(*fd) >= i64::from(first)) {
         // SAFETY: as above.
         unsafe { libc::close(fd) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_before_the_first_raise_is_known_after_the_second() {
+        let limit = |soft| NofileLimit { soft, hard: 4096 };
+        assert_eq!(original(None, limit(1024)), limit(1024));
+        assert_eq!(original(Some(limit(1024)), limit(4096)), limit(1024));
+        // Somebody else has changed it meanwhile.
+        assert_eq!(original(Some(limit(1024)), limit(512)), limit(512));
+        let lowered = NofileLimit { soft: 512, hard: 512 };
+        assert_eq!(original(Some(limit(1024)), lowered), lowered);
     }
 }

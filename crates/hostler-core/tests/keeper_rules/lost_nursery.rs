@@ -8,7 +8,7 @@ use hostler_core::{Host, NoKeeper, SessionOptions, SpawnError, SpawnSpec};
 use hostler_testkit::{TestEnv, bin, wait_until_async};
 use rustix::process::Signal;
 
-use crate::{GRACE, MAX, keeper_of, kill, parent_of, run, start_host_with};
+use crate::{GRACE, MAX, NoDescriptors, keeper_of, kill, parent_of, run, start_host_with};
 
 /// Lets the name stand for another program, in one step.
 fn become_link_to(helper: &Path, program: &Path) {
@@ -28,6 +28,26 @@ async fn refusal(host: &Host) -> Option<NoKeeper> {
         Ok(_) | Err(SpawnError::KeeperLost) => None,
         Err(other) => unreachable!("{other:?}"),
     }
+}
+
+#[tokio::test]
+async fn a_nursery_without_room_for_a_keeper_s_sockets_says_so_and_goes_on_once_there_is() {
+    let env = TestEnv::new();
+    let host = start_host_with(&env, bin("embedder"));
+    let session = host.open_session(SessionOptions::record());
+    assert_eq!(run(&session, "echo before").await, "before\n");
+    let full = NoDescriptors::new(parent_of(keeper_of(&session).await));
+    wait_until_async("a refusal that names the cause", MAX, async || match refusal(&host).await {
+        Some(NoKeeper::NotStarted { errno }) if errno == libc::EMFILE => Ok(()),
+        other => Err(other),
+    })
+    .await;
+    drop(full);
+    let again = host.open_session(SessionOptions::record());
+    wait_until_async("a keeper", MAX, async || again.spawn(SpawnSpec::new(["true"])).await).await;
+    session.close(GRACE).await;
+    again.close(GRACE).await;
+    assert_eq!(host.nursery_replacements(), 0);
 }
 
 async fn check(helper_text: &str, expected: &str, starts: impl Fn(&TestEnv) -> usize) {

@@ -109,7 +109,8 @@ impl NoDescriptors {
         let pid = Pid::from_raw(pid);
         // The hard limit is everybody's here, helpers included.
         let maximum = getrlimit(Resource::Nofile).maximum;
-        let before = prlimit(pid, Resource::Nofile, Rlimit { current: Some(0), maximum }).unwrap();
+        // Room for standard streams alone: poll(2) takes no more than the limit.
+        let before = prlimit(pid, Resource::Nofile, Rlimit { current: Some(3), maximum }).unwrap();
         Self { pid, before }
     }
 }
