@@ -282,7 +282,8 @@ impl SessionInner {
         let client: Arc<dyn crate::keeper::link::KeeperClient> = Arc::clone(&inner) as _;
         if let Err(error) = link.start(id, client, &request, theirs) {
             tracing::warn!(%error, "a request could not be sent to the keeper");
-            inner.not_sent(SpawnError::KeeperLost);
+            let lost = error.kind() == ErrorKind::BrokenPipe;
+            inner.not_sent(if lost { SpawnError::KeeperLost } else { resources(error) });
         }
         tokio::spawn(pump.run());
         Ok(process)

@@ -23,7 +23,8 @@ use super::receipt::{Doubt, Receipt};
 use super::respawn::NoKeeper;
 use crate::id::ProcessId;
 use crate::lifecycle::ExitStatus;
-use crate::sys::clone::StartFailure;
+use crate::sys::clock;
+use crate::sys::clone::{StartFailure, Step};
 use crate::sys::packet::{self, Fds, Wait};
 use crate::sys::reactor;
 use crate::sys::signal;
@@ -34,6 +35,9 @@ const SWEEP_LIMIT: Duration = Duration::from_secs(5);
 
 /// How long the link's own task may take beyond that.
 const LOSS_SLACK: Duration = Duration::from_secs(1);
+
+/// Until what waits is tried again, when descriptors or memory were wanting.
+const RETRY_PAUSE: Duration = Duration::from_millis(50);
 
 /// What a keeper tells one process.
 pub(crate) trait KeeperClient: Send + Sync + std::fmt::Debug {
@@ -53,15 +57,12 @@ pub(crate) trait KeeperClient: Send + Sync + std::fmt::Debug {
     fn kill_root(&self);
 }
 
-/// The keeper is lost: its processes have been, or are being, killed by the nursery.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the session's keeper was lost")]
-struct KeeperLost;
-
 #[derive(Debug)]
 struct Packet {
     bytes: Vec<u8>,
     fds: Vec<OwnedFd>,
+    /// The process that it asks for, who is told when it cannot be sent.
+    id: Option<ProcessId>,
 }
 
 impl Packet {
@@ -168,8 +169,7 @@ impl KeeperLink {
 
     /// Sends a request that has no answer of its own.
     pub(crate) fn request(&self, request: &SpawnRequest<'_>) -> io::Result<()> {
-        let packet = packed(request.encode(), Vec::new())?;
-        self.push_spawn(packet, None).map_err(|KeeperLost| io::Error::from(io::ErrorKind::BrokenPipe))
+        self.push_spawn(packed(request.encode(), Vec::new())?, None)
     }
 
     /// Asks for a program; the answers go to `client`, which is known here before the keeper is.
@@ -180,29 +180,31 @@ impl KeeperLink {
         request: &SpawnRequest<'_>,
         stdio: [OwnedFd; 3],
     ) -> io::Result<()> {
-        let packet = packed(request.encode(), stdio.into())?;
+        let packet = Packet { id: Some(id), ..packed(request.encode(), stdio.into())? };
         self.push_spawn(packet, Some((id, client)))
-            .map_err(|KeeperLost| io::Error::from(io::ErrorKind::BrokenPipe))
     }
 
+    /// `BrokenPipe` when the keeper is lost.
     fn push_spawn(
         &self,
         packet: Packet,
         client: Option<(ProcessId, Arc<dyn KeeperClient>)>,
-    ) -> Result<(), KeeperLost> {
+    ) -> io::Result<()> {
+        let lost = || io::Error::from(io::ErrorKind::BrokenPipe);
         let mut state = self.state.lock();
         if !matches!(state.phase, Phase::Up) {
-            return Err(KeeperLost);
+            return Err(lost());
         }
         if state.spawns.is_empty() {
-            let Some(sockets) = &state.sockets else { return Err(KeeperLost) };
+            let Some(sockets) = &state.sockets else { return Err(lost()) };
             match packet.send(sockets.spawn.as_fd()) {
                 Ok(()) => {
                     state.clients.extend(client);
                     return Ok(());
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                Err(_) => return Err(KeeperLost),
+                Err(error) if packet::means_gone(&error) => return Err(lost()),
+                Err(error) => return Err(error),
             }
         }
         state.clients.extend(client);
@@ -231,7 +233,7 @@ impl KeeperLink {
             state.phase = Phase::Closing;
         }
         state.tickets.insert(ticket, sender);
-        let packet = Packet { bytes: request.encode(), fds: Vec::new() };
+        let packet = Packet { bytes: request.encode(), fds: Vec::new(), id: None };
         let sockets = state.sockets.as_ref().filter(|_| state.controls.is_empty());
         let sent = sockets.is_some_and(|sockets| packet.send(sockets.control.as_fd()).is_ok());
         if !sent {
@@ -358,8 +360,19 @@ impl KeeperLink {
         }
     }
 
-    /// Sends what a full socket had left waiting. Its descriptor is in the reactor only meanwhile.
+    /// Sends what a full socket had left waiting. What keeps it from that and may pass is no loss.
     async fn drain(&self, queue: Queue) -> io::Result<()> {
+        match self.send_waiting(queue).await {
+            Err(error) if packet::may_pass(&error) => {
+                tokio::time::sleep_until(clock::after(RETRY_PAUSE).into()).await;
+                Ok(())
+            }
+            done => done,
+        }
+    }
+
+    /// The socket's descriptor is in the reactor only meanwhile.
+    async fn send_waiting(&self, queue: Queue) -> io::Result<()> {
         let gone = || io::Error::from(io::ErrorKind::BrokenPipe);
         let socket = {
             let state = self.state.lock();
@@ -372,18 +385,42 @@ impl KeeperLink {
         let socket = reactor::register(socket, Interest::WRITABLE)?;
         socket
             .async_io(Interest::WRITABLE, |fd| {
-                let mut state = self.state.lock();
-                let packets = match queue {
-                    Queue::Spawn => &mut state.spawns,
-                    Queue::Control => &mut state.controls,
-                };
-                while let Some(packet) = packets.front() {
-                    packet.send(fd.as_fd())?;
-                    packets.pop_front();
+                while let Some((id, failure)) = self.send_queued(queue, fd.as_fd())? {
+                    if let Some(client) = id.and_then(|id| self.forget(id)) {
+                        client.spawn_failed(failure);
+                    }
                 }
                 Ok(())
             })
             .await
+    }
+
+    /// Until nothing waits. A packet that cannot be sent, whatever the socket's state, is taken out and returned.
+    fn send_queued(
+        &self,
+        queue: Queue,
+        socket: BorrowedFd<'_>,
+    ) -> io::Result<Option<(Option<ProcessId>, StartFailure)>> {
+        let mut state = self.state.lock();
+        let packets = match queue {
+            Queue::Spawn => &mut state.spawns,
+            Queue::Control => &mut state.controls,
+        };
+        while let Some(packet) = packets.front() {
+            match packet.send(socket) {
+                Ok(()) => {
+                    packets.pop_front();
+                }
+                Err(error) => match error.raw_os_error() {
+                    Some(errno @ (libc::EMSGSIZE | libc::E2BIG | libc::EINVAL)) => {
+                        let id = packets.pop_front().and_then(|packet| packet.id);
+                        return Ok(Some((id, StartFailure { step: Step::Clone, errno })));
+                    }
+                    _ => return Err(error),
+                },
+            }
+        }
+        Ok(None)
     }
 
     /// Says whether the link is beyond use.
@@ -525,7 +562,7 @@ async fn ended(pidfd: Option<&AsyncFd<OwnedFd>>) {
 /// Puts a request into a packet, or into a memory file when it is too large.
 fn packed(bytes: Vec<u8>, mut fds: Vec<OwnedFd>) -> io::Result<Packet> {
     if bytes.len() <= MAX_PACKET {
-        return Ok(Packet { bytes, fds });
+        return Ok(Packet { bytes, fds, id: None });
     }
     // The lengths of its parts are written in 32 bits; the kernel takes far less than that as well.
     if u32::try_from(bytes.len()).is_err() {
@@ -535,5 +572,5 @@ fn packed(bytes: Vec<u8>, mut fds: Vec<OwnedFd>) -> io::Result<Packet> {
     let mut file = std::fs::File::from(file);
     io::Write::write_all(&mut file, &bytes)?;
     fds.push(file.into());
-    Ok(Packet { bytes: SpawnRequest::by_file(bytes.len() as u64), fds })
+    Ok(Packet { bytes: SpawnRequest::by_file(bytes.len() as u64), fds, id: None })
 }

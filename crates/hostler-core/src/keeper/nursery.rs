@@ -146,16 +146,13 @@ impl Nursery {
             Ok(started) => {
                 self.keepers.insert(started.pid);
                 let event = NurseryEvent::KeeperStarted { serial, pid: started.pid }.encode();
+                let pidfd = [started.pidfd.as_fd()];
                 // With its descriptor it cannot wait in the outbox; the host reads this socket whatever else it does.
-                if packet::send(
-                    self.host.as_fd(),
-                    &[IoSlice::new(&event)],
-                    &[started.pidfd.as_fd()],
-                    Wait::Block,
-                )
-                .is_err()
-                {
-                    self.host_alive = false;
+                match packet::send(self.host.as_fd(), &[IoSlice::new(&event)], &pidfd, Wait::Block) {
+                    Ok(()) => {}
+                    // The host can do without the descriptor, but not without the word.
+                    Err(error) if packet::may_pass(&error) => self.outbox.push_back(event),
+                    Err(_) => self.host_alive = false,
                 }
             }
             Err(failed) => {
@@ -219,7 +216,8 @@ impl Nursery {
                 Ok(()) => {
                     self.outbox.pop_front();
                 }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                // What waits in the outbox is tried again after a pause.
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock || packet::may_pass(&error) => return,
                 Err(_) => return self.host_alive = false,
             }
         }

@@ -231,7 +231,7 @@ impl NurseryLink {
             };
             // Nobody will ever be at the other end.
             link.hang_up();
-            if !is_gone(&error) {
+            if !packet::means_gone(&error) {
                 return Err(error.into());
             }
             pending.died(NurseryEnd::HungUp);
@@ -382,11 +382,4 @@ async fn revive(link: Weak<NurseryLink>) {
             Err(error) => tracing::error!(%error, "cannot start another nursery"),
         }
     }
-}
-
-fn is_gone(error: &io::Error) -> bool {
-    matches!(
-        error.kind(),
-        io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset | io::ErrorKind::NotConnected
-    )
 }

@@ -129,9 +129,12 @@ impl Spawner {
         drop(stdio);
         match result {
             Ok(started) => {
-                let event = KeeperEvent::Spawned { id, pid: started.pid };
-                // A host that is gone needs no answer: the watching thread has seen its end.
-                let _ = self.send(&event.encode(), &[started.pidfd.as_fd()]);
+                let event = KeeperEvent::Spawned { id, pid: started.pid }.encode();
+                // A host that is gone needs no answer: the watching thread has seen its end. One that is there can do
+                // without the descriptor, but not without the word.
+                if self.send(&event, &[started.pidfd.as_fd()]).is_err_and(|error| packet::may_pass(&error)) {
+                    let _ = self.send(&event, &[]);
+                }
                 if let Some(exit) = self.settle(|books| write_down(books, started.pid)) {
                     let _ = self.send(&exit, &[]);
                 }

@@ -43,7 +43,7 @@ const BUSY_PAUSE: Duration = Duration::from_millis(1);
 /// Kernels before 5.11 take no wait of more than 24 days, and a wait that is refused would be none.
 const LONGEST_WAIT: Duration = Duration::from_secs(3600);
 
-/// Until the next look at who lingers, when the last one has failed.
+/// Until the next look at who lingers, or the next try to send, when the last one has failed.
 const LOOK_PAUSE: Duration = Duration::from_millis(20);
 
 /// How long a keeper that cannot go on kills before it lets the host know that it is lost.
@@ -85,6 +85,8 @@ pub(super) struct Watcher {
     /// What is to be said of a process once its start was: see [`EarlyExit::Kept`].
     kept: Option<(ProcessId, Vec<KeeperEvent>)>,
     waiting_for_room: bool,
+    /// When to try again to send: the kernel had no memory for it.
+    flush_at: Option<Instant>,
 }
 
 struct Exit {
@@ -141,6 +143,7 @@ impl Watcher {
             outbox: VecDeque::new(),
             kept: None,
             waiting_for_room: false,
+            flush_at: None,
         })
     }
 
@@ -175,7 +178,7 @@ impl Watcher {
         // The spawning thread does not say when it is done; it matters only to a session that is over.
         let busy = matches!(self.session, Session::Ending) && self.shared.busy.load(Ordering::SeqCst);
         let look = busy.then(|| clock::now() + BUSY_PAUSE);
-        hunts.chain(close).chain(look).chain(self.look_at).min()
+        hunts.chain(close).chain(look).chain(self.look_at).chain(self.flush_at).min()
     }
 
     fn wait(&mut self) {
@@ -567,16 +570,21 @@ impl Watcher {
 
     /// Sends what the socket takes; the rest waits until it is writable.
     fn flush(&mut self) {
+        self.flush_at = None;
         while let Some(bytes) = self.outbox.front() {
             match packet::send(self.shared.control.as_fd(), &[IoSlice::new(bytes)], &[], Wait::Never) {
                 Ok(()) => {
                     self.outbox.pop_front();
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) if packet::may_pass(&error) => {
+                    self.flush_at = Some(clock::now() + LOOK_PAUSE);
+                    break;
+                }
                 Err(_) => return self.host_gone(),
             }
         }
-        let wants_room = !self.outbox.is_empty();
+        let wants_room = !self.outbox.is_empty() && self.flush_at.is_none();
         if wants_room != self.waiting_for_room && self.host_alive {
             self.waiting_for_room = wants_room;
             let flags = if wants_room {

@@ -4,6 +4,8 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use rustix::event::Timespec;
+use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
@@ -20,17 +22,34 @@ pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
 /// Whether a call may wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
-    /// Until it can be done.
+    /// Until it can be done: for room in the socket, and for memory.
     Block,
     /// `WouldBlock` instead of waiting.
     Never,
+}
+
+/// How long to wait for memory before it is tried again.
+const MEMORY_PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
+
+/// Whether a failure means that the peer is not there any more. No other does.
+pub fn means_gone(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EPIPE | libc::ECONNRESET | libc::ENOTCONN))
+}
+
+/// Whether a failure says nothing about the packet or its peer: it is for want of memory, descriptors or room in epoll(7),
+/// or because too many descriptors are in flight, and may have passed at the next try.
+pub fn may_pass(error: &io::Error) -> bool {
+    matches!(
+        error.raw_os_error(),
+        Some(libc::ENOMEM | libc::ENOBUFS | libc::ENOSPC | libc::ETOOMANYREFS | libc::EMFILE | libc::ENFILE)
+    )
 }
 
 /// Sends one packet made of `parts`, with `fds`.
 ///
 /// # Errors
 /// `WouldBlock` with [`Wait::Never`] when the socket is full, `BrokenPipe` when the peer is gone, `EMSGSIZE` when the
-/// packet is larger than the socket takes.
+/// packet is larger than the socket takes; see [`means_gone`] and [`may_pass`].
 pub fn send(
     socket: BorrowedFd<'_>,
     parts: &[IoSlice<'_>],
@@ -48,7 +67,10 @@ pub fn send(
     };
     loop {
         match sendmsg(socket, parts, &mut control, flags) {
-            Err(rustix::io::Errno::INTR) => {}
+            Err(Errno::INTR) => {}
+            Err(Errno::NOMEM | Errno::NOBUFS) if wait == Wait::Block => {
+                let _ = rustix::thread::nanosleep(&MEMORY_PAUSE);
+            }
             Err(errno) => return Err(errno.into()),
             Ok(_) => return Ok(()),
         }
@@ -84,8 +106,8 @@ pub fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8], wait: Wait) -> io::Res
     };
     let message = loop {
         match recvmsg(socket.as_fd(), &mut [IoSliceMut::new(buffer)], &mut control, flags) {
-            Err(rustix::io::Errno::INTR) => {}
-            Err(rustix::io::Errno::CONNRESET) => return Ok(None),
+            Err(Errno::INTR) => {}
+            Err(Errno::CONNRESET) => return Ok(None),
             Err(errno) => return Err(errno.into()),
             Ok(message) => break message,
         }
@@ -117,6 +139,22 @@ mod tests {
         let (n, mut fds) = receive(b.as_fd(), &mut buffer, Wait::Never).unwrap().unwrap();
         assert_eq!(&buffer[..n], b"hello");
         assert!(fds.take().is_some() && fds.take().is_some() && fds.take().is_none());
+    }
+
+    #[test]
+    fn only_a_peer_that_is_gone_is_gone() {
+        let (a, b) = pair().unwrap();
+        drop(b);
+        let error = send(a.as_fd(), &[IoSlice::new(b"x")], &[], Wait::Never).unwrap_err();
+        assert!(means_gone(&error) && !may_pass(&error), "{error:?}");
+        for errno in [libc::ENOMEM, libc::ENOBUFS, libc::ETOOMANYREFS, libc::EMFILE, libc::ENFILE] {
+            let error = io::Error::from_raw_os_error(errno);
+            assert!(!means_gone(&error) && may_pass(&error), "{error:?}");
+        }
+        for errno in [libc::EMSGSIZE, libc::EAGAIN] {
+            let error = io::Error::from_raw_os_error(errno);
+            assert!(!means_gone(&error) && !may_pass(&error), "{error:?}");
+        }
     }
 
     #[test]
