@@ -248,6 +248,9 @@ impl A2eSession {
             if receipt.survivors.total > 0 {
                 tracing::error!(pids = ?receipt.survivors.pids, "processes have survived the end of their session");
             }
+            if let Some(doubt) = receipt.doubt {
+                tracing::error!(%doubt, "the end of a session is not confirmed");
+            }
         }
     }
 

@@ -81,6 +81,7 @@ pub(super) fn spawn_refusal(error: SpawnError) -> SpawnRefusal {
         SpawnError::SessionClosed => SpawnRefusal::SessionEnding,
         error @ (SpawnError::Spec(_)
         | SpawnError::TooLarge { .. }
+        | SpawnError::NoKeeper(_)
         | SpawnError::KeeperLost
         | SpawnError::Canceled) => SpawnRefusal::NotStarted { reason: io::Error::other(error) },
     }
@@ -98,15 +99,17 @@ pub(super) fn write_refusal(error: WriteError) -> WriteRefusal {
 
 pub(super) fn kill_reply(req_id: ReqId, result: Signalled) -> Reply {
     let pids = |pids: Pids| pids.pids.into_iter().filter_map(|pid| u32::try_from(pid).ok()).collect();
-    let left = |receipt: Receipt| Left {
-        survivors: pids(receipt.survivors),
-        unattributed: pids(receipt.unattributed),
-    };
-    match result {
+    let (fate, receipt) = match result {
         // What ended by or during a kill counts as killed, whatever its own status says.
-        Signalled::Ended { end, receipt } => Reply::kill_settled(req_id, fate(Some(end)), left(receipt)),
-        Signalled::Alive { receipt } => Reply::kill_settled(req_id, Fate::Running, left(receipt)),
-        Signalled::AlreadyEnded { end } => Reply::kill_ended(req_id, fate(Some(end))),
+        Signalled::Ended { end, receipt } => (fate(Some(end)), receipt),
+        Signalled::Alive { receipt } => (Fate::Running, receipt),
+        Signalled::AlreadyEnded { end } => return Reply::kill_ended(req_id, fate(Some(end))),
+    };
+    let Receipt { signalled: _, survivors, unattributed, doubt } = receipt;
+    let left = Left { survivors: pids(survivors), unattributed: pids(unattributed) };
+    match doubt {
+        Some(doubt) => Reply::kill_unconfirmed(req_id, fate, io::Error::other(doubt), left),
+        None => Reply::kill_settled(req_id, fate, left),
     }
 }
 

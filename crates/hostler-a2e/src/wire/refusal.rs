@@ -406,10 +406,10 @@ pub enum KillRefusal {
         /// How many live on.
         count: usize,
     },
-    /// The system refused the signal.
-    #[error("failed to send the signal: {reason}")]
-    Send {
-        /// What the system said.
+    /// Nobody can say that what should be dead is dead.
+    #[error("{reason}")]
+    Unconfirmed {
+        /// Why not.
         reason: io::Error,
     },
 }
@@ -420,7 +420,7 @@ impl KillRefusal {
         match self {
             Self::UnknownProc => Some(ProcCode::UnknownProc),
             Self::ProcDead => Some(ProcCode::ProcDead),
-            Self::Signal { .. } | Self::Survivors { .. } | Self::Send { .. } => None,
+            Self::Signal { .. } | Self::Survivors { .. } | Self::Unconfirmed { .. } => None,
         }
     }
 }

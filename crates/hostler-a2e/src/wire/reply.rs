@@ -3,6 +3,7 @@
 //! The order of fields is that of the examples in the protocol document. The extras `error` (of `proc/kill/resp`),
 //! `survivors`, `unattributed` and `procs` stand on the wire only when there is something to say.
 
+use std::io;
 use std::time::Duration;
 
 use serde::Serialize;
@@ -115,6 +116,11 @@ impl Reply {
         }
         let refusal = KillRefusal::Survivors { count: left.survivors.len() };
         Self::kill_failed(req_id, Some(fate.status()), &refusal, left)
+    }
+
+    /// `proc/kill/resp` of a signal after which nobody can say who is dead: `ok` is false, whatever is known of the process.
+    pub fn kill_unconfirmed(req_id: ReqId, fate: Fate, reason: io::Error, left: Left) -> Self {
+        Self::kill_failed(req_id, Some(fate.status()), &KillRefusal::Unconfirmed { reason }, left)
     }
 
     /// `proc/kill/resp` for a process that the session does not have.

@@ -73,7 +73,7 @@ fn replies_to_kill_name_the_end_and_never_claim_success_over_survivors() {
             Reply::kill_ended(req(), Fate::Exited { code: 0 }),
             Reply::kill_ended(req(), Fate::TimedOut { code: -15 }),
             Reply::kill_refused(req(), &KillRefusal::Signal { name: "SIGFOO".to_owned() }),
-            Reply::kill_refused(req(), &KillRefusal::Send { reason: io::Error::from_raw_os_error(1) }),
+            Reply::kill_unconfirmed(req(), Fate::Lost, io::Error::other("the keeper was lost"), left(&[77], &[])),
         ]),
         @r#"
     {"type":"proc/kill/resp","req_id":"p1","ok":true,"state":"killed"}
@@ -85,7 +85,7 @@ fn replies_to_kill_name_the_end_and_never_claim_success_over_survivors() {
     {"type":"proc/kill/resp","req_id":"p1","ok":false,"state":"completed","error":"proc_dead"}
     {"type":"proc/kill/resp","req_id":"p1","ok":false,"state":"timedout","error":"proc_dead"}
     {"type":"proc/kill/resp","req_id":"p1","ok":false,"state":"","error":"signal \"SIGFOO\" is not known; use SIGTERM, SIGINT or SIGKILL"}
-    {"type":"proc/kill/resp","req_id":"p1","ok":false,"state":"","error":"failed to send the signal: Operation not permitted (os error 1)"}
+    {"type":"proc/kill/resp","req_id":"p1","ok":false,"state":"error","error":"the keeper was lost","survivors":[77]}
     "#
     );
 }

@@ -15,18 +15,17 @@ use std::time::{Duration, Instant};
 use rustix::event::{Timespec, epoll};
 
 use super::Shared;
-use super::books::{EarlyExit, Known, Root};
+use super::books::EarlyExit;
 use super::family::{Bereft, Family, Look, Member};
 use super::hunt::{Hunt, Pass, Quarry, signal_pinned};
 use super::protocol::{Control, KeeperEvent, Pids, Scope};
+use super::reap::{self, Exit, Left, Reaped};
 use crate::id::ProcessId;
-use crate::lifecycle::ExitStatus;
-use crate::sys::cgroup::Leaf;
 use crate::sys::clock;
 use crate::sys::packet::{self, Wait};
 use crate::sys::procfs;
 use crate::sys::signal::{self, Signal};
-use crate::sys::wait::{self, Ended, Usage};
+use crate::sys::wait::{self, Ended};
 
 const CONTROL: u64 = 0;
 const CHILD: u64 = 1;
@@ -87,33 +86,6 @@ pub(super) struct Watcher {
     waiting_for_room: bool,
     /// When to try again to send: the kernel had no memory for it.
     flush_at: Option<Instant>,
-}
-
-struct Exit {
-    id: ProcessId,
-    pid: i32,
-    pipes: [u64; 2],
-    leaf: Option<Arc<Leaf>>,
-    early: bool,
-    status: ExitStatus,
-    usage: Usage,
-}
-
-/// What was reaped.
-#[derive(Default)]
-struct Reaped {
-    exits: Vec<Exit>,
-    adopted_ended: bool,
-    left: Left,
-}
-
-/// Who may be left below the keeper after reaping.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Left {
-    #[default]
-    Somebody,
-    /// There is no child at all.
-    Nobody,
 }
 
 impl Watcher {
@@ -342,7 +314,7 @@ impl Watcher {
     /// Reaps whatever has ended, tells the host about roots, and sees who is left of those.
     fn reap_all(&mut self) {
         loop {
-            let Reaped { exits, adopted_ended, left } = self.reap();
+            let Reaped { exits, adopted_ended, left } = reap::reap(&self.shared, &mut self.family);
             let early = exits.iter().any(|exit| exit.early);
             let look_again = self.look_at.is_some_and(|at| at <= clock::now());
             if !exits.is_empty() || ((adopted_ended || look_again) && self.family.has_bereft()) {
@@ -354,50 +326,6 @@ impl Watcher {
                 return;
             }
         }
-    }
-
-    /// Reaps until nothing is left to reap, or until one that was still being started: it must be settled first.
-    fn reap(&mut self) -> Reaped {
-        let shared = Arc::clone(&self.shared);
-        let mut reaped = Reaped::default();
-        loop {
-            let pid = match wait::peek_any() {
-                Ended::Child(pid) => pid,
-                Ended::NotYet => break,
-                Ended::NoChildren => {
-                    reaped.left = Left::Nobody;
-                    break;
-                }
-            };
-            let mut books = shared.books.lock();
-            let known = books.known(pid, &shared.attempt);
-            let root = match known {
-                Known::Root => books.remove(pid),
-                Known::Executing => {
-                    books.early_exit = EarlyExit::Reaped;
-                    books.starting.take()
-                }
-                Known::Starting => {
-                    books.look_again = true;
-                    break;
-                }
-                Known::Adopted => {
-                    wait::reap(pid);
-                    self.family.reaped(pid);
-                    reaped.adopted_ended = true;
-                    continue;
-                }
-            };
-            let (Some(Root { id, pipes, leaf }), Some((status, usage))) = (root, wait::reap(pid)) else {
-                break;
-            };
-            let early = known == Known::Executing;
-            reaped.exits.push(Exit { id, pid, pipes, leaf, early, status, usage });
-            if early {
-                break;
-            }
-        }
-        reaped
     }
 
     /// Sees who has been adopted. Without any child there is nobody, and nothing to read in /proc.
