@@ -28,7 +28,7 @@ struct Common {
     oom_score: Option<OomScore>,
     cwd: Option<CString>,
     search_path: Vec<u8>,
-    env: Vec<u8>,
+    env: BaseEnv,
     group: Option<SessionGroup>,
 }
 
@@ -110,7 +110,7 @@ impl Spawner {
                 .and_then(|text| OomScore::new(text).ok()),
             cwd: CString::new(open.cwd).ok().filter(|cwd| !cwd.is_empty()),
             search_path: open.search_path.to_vec(),
-            env: open.env.to_vec(),
+            env: BaseEnv::new(open.env),
             // A folder that cannot be made only costs the quick way to kill: the walk over descendants does the same.
             group: if open.cgroup.is_empty() {
                 None
@@ -178,7 +178,7 @@ impl Spawner {
     ) -> Result<Started, FailedStart> {
         let marker = format!("{PROCESS_ID_VARIABLE}={}\0", spawn.id);
         let argv = pointers(spawn.argv);
-        let envp = layered_env(&self.common.env, spawn.env, marker.as_bytes());
+        let envp = self.common.env.layered(spawn.env, marker.as_bytes());
         let program = argv_first(spawn.argv);
         let candidates = candidates(program, &self.common.search_path);
         let cwd = if spawn.cwd.is_empty() { None } else { CString::new(spawn.cwd).ok() };
@@ -256,21 +256,48 @@ fn entries(block: &[u8]) -> impl Iterator<Item = &[u8]> {
     block.split_inclusive(|b| *b == 0)
 }
 
-fn name(entry: &[u8]) -> &[u8] {
-    memchr::memchr(b'=', entry).map_or(entry, |end| &entry[..end])
+/// Up to the equals sign, or the end of the first entry where that has none.
+fn name(block: &[u8]) -> &[u8] {
+    memchr::memchr2(b'=', 0, block).map_or(block, |end| &block[..end])
 }
 
-/// The inherited environment with `over` and the marker laid over it: a later value replaces an earlier one.
-fn layered_env(base: &[u8], over: &[u8], marker: &[u8]) -> Vec<*const c_char> {
-    let mut replaced: Vec<&[u8]> = entries(over).map(name).collect();
-    replaced.push(name(marker));
-    replaced.sort_unstable();
-    let kept = entries(base).filter(|entry| replaced.binary_search(&name(entry)).is_err());
-    let mut envp: Vec<*const c_char> = kept.map(|entry| entry.as_ptr().cast()).collect();
-    envp.extend(entries(over).filter(|entry| name(entry) != name(marker)).map(|entry| entry.as_ptr().cast()));
-    envp.push(marker.as_ptr().cast());
-    envp.push(std::ptr::null());
-    envp
+/// The environment that programs inherit.
+#[derive(Debug, Default)]
+struct BaseEnv {
+    block: Vec<u8>,
+    /// Where the entries begin, but for a process's own, which is set anew for each.
+    starts: Vec<usize>,
+}
+
+impl BaseEnv {
+    fn new(block: &[u8]) -> Self {
+        let mut starts = Vec::new();
+        let mut at = 0;
+        for entry in entries(block) {
+            if name(entry) != PROCESS_ID_VARIABLE.as_bytes() {
+                starts.push(at);
+            }
+            at += entry.len();
+        }
+        Self { block: block.to_vec(), starts }
+    }
+
+    /// With `over` and the marker laid over it: a later value replaces an earlier one.
+    fn layered(&self, over: &[u8], marker: &[u8]) -> Vec<*const c_char> {
+        let mut replaced: Vec<&[u8]> = entries(over).map(name).collect();
+        replaced.sort_unstable();
+        let mut envp = Vec::with_capacity(self.starts.len() + replaced.len() + 2);
+        let base = self.starts.iter().map(|start| &self.block[*start..]);
+        // Most programs get no variables of their own: then no name is looked at.
+        let kept = base.filter(|rest| replaced.is_empty() || replaced.binary_search(&name(rest)).is_err());
+        envp.extend(kept.map(|rest| rest.as_ptr().cast()));
+        envp.extend(
+            entries(over).filter(|entry| name(entry) != name(marker)).map(|entry| entry.as_ptr().cast()),
+        );
+        envp.push(marker.as_ptr().cast());
+        envp.push(std::ptr::null());
+        envp
+    }
 }
 
 /// Where execvp(3) would look for the program.
@@ -309,11 +336,16 @@ mod tests {
 
     #[test]
     fn env_is_layered_and_the_marker_wins() {
+        let check = |base: &[u8], over: &[u8], expected: &[&str]| {
+            let base = BaseEnv::new(base);
+            assert_eq!(strings(&base.layered(over, b"HOSTLER_PROCESS_ID=new\0")), expected);
+        };
+        let marker = "HOSTLER_PROCESS_ID=new";
         let base = b"A=1\0HOSTLER_PROCESS_ID=old\0B=2\0";
-        let over = b"B=3\0HOSTLER_PROCESS_ID=forged\0C=x=y\0";
-        let env = layered_env(base, over, b"HOSTLER_PROCESS_ID=new\0");
-        assert_eq!(strings(&env), ["A=1", "B=3", "C=x=y", "HOSTLER_PROCESS_ID=new"]);
-        assert_eq!(strings(&layered_env(b"", b"", b"M=1\0")), ["M=1"]);
+        check(base, b"B=3\0HOSTLER_PROCESS_ID=forged\0C=x=y\0", &["A=1", "B=3", "C=x=y", marker]);
+        check(base, b"", &["A=1", "B=2", marker]);
+        check(b"BARE\0A=1\0", b"A=2\0", &["BARE", "A=2", marker]);
+        check(b"", b"", &[marker]);
     }
 
     #[test]
