@@ -90,6 +90,11 @@ pub enum StartError {
     /// /dev/null is not there.
     #[error("failed to open /dev/null")]
     Null(#[source] io::Error),
+    /// There is no tokio runtime to run in.
+    #[error(
+        "a host runs inside a tokio runtime with its I/O and time drivers enabled: start it from within one"
+    )]
+    NoRuntime,
 }
 
 /// Sessions are numbered over all hosts of this process: control groups are named by process and session, and what one
@@ -130,6 +135,10 @@ impl Host {
     /// [`StartError`]. A state folder or control groups that cannot be used are no error: see
     /// [`CaptureState`](crate::CaptureState) and `hostler doctor`.
     pub fn start(nursery: Nursery, options: HostOptions) -> Result<Self, StartError> {
+        if tokio::runtime::Handle::try_current().is_err() {
+            nursery.dismiss();
+            return Err(StartError::NoRuntime);
+        }
         let nofile = limits::raise_nofile();
         let nursery = NurseryLink::open(nursery).map_err(StartError::Nursery)?;
         let null = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())

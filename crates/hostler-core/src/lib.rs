@@ -39,7 +39,7 @@ pub use capture::{CaptureState, Policy, ReadError, Stream, Totals};
 pub use cursor::{Cursor, Gap, Read as CursorRead, SharedLog};
 pub use host::{CgroupUse, Host, HostOptions, StartError};
 pub use id::{ParseIdError, ProcessId, SessionId};
-pub use keeper::nursery_link::{HelperProgram, Nursery, NurseryError};
+pub use keeper::nursery_link::{HelperProgram, NotReady, Nursery, NurseryError};
 pub use keeper::protocol::Pids;
 pub use keeper::receipt::{Doubt, Receipt};
 pub use keeper::respawn::{NoKeeper, NurseryEnd};

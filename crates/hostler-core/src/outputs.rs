@@ -27,7 +27,39 @@ impl ReadyQueue {
     }
 }
 
-/// See the module. One a session.
+/// The output of all processes of a session, for one consumer that takes it as it comes.
+///
+/// A process with something new stands in a queue, once. Whoever takes it from there pulls until nothing is left, or
+/// puts it back with [`Process::requeue`](crate::Process::requeue):
+///
+/// ```no_run
+/// # async fn read(session: hostler_core::Session) -> Result<(), Box<dyn std::error::Error>> {
+/// use hostler_core::{Flush, Pulled, SpawnSpec};
+///
+/// let outputs = session.outputs();
+/// outputs.attach(&session.spawn(SpawnSpec::new(["ls", "-l"])).await?);
+/// let (turn, longest_line, mut scratch) = (64 << 10, 1 << 20, Vec::new());
+/// loop {
+///     let process = outputs.ready().await;
+///     // How many bytes are taken is the consumer's choice: here whole lines, while more may come.
+///     let pulled = process.pull(turn, longest_line, &mut scratch, |chunk| {
+///         let taken = match chunk.flush {
+///             Flush::Lines => chunk.bytes.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1),
+///             Flush::Piece | Flush::End => chunk.bytes.len(),
+///         };
+///         println!("{:?}: {}", chunk.stream, String::from_utf8_lossy(&chunk.bytes[..taken]));
+///         taken
+///     })?;
+///     match pulled {
+///         // Others get their turn first.
+///         Pulled::More => process.requeue(),
+///         Pulled::Idle => {}
+///         Pulled::Finished => break,
+///     }
+/// }
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct Outputs {
     ready: Arc<ReadyQueue>,
@@ -77,7 +109,7 @@ pub enum Flush {
 pub struct Chunk<'a> {
     /// Which stream it is of.
     pub stream: Stream,
-    /// The bytes, oldest first.
+    /// The bytes, oldest first, with an unfinished line at the end if there is one.
     pub bytes: &'a [u8],
     /// What to do with the end of it.
     pub flush: Flush,
@@ -86,7 +118,7 @@ pub struct Chunk<'a> {
 /// What is left after a pull.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pulled {
-    /// More lies there: pull again.
+    /// More lies there, and the process is in no queue: pull again, or put it back.
     More,
     /// Everything that can be taken now was taken.
     Idle,

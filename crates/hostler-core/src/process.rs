@@ -473,7 +473,7 @@ impl Process {
         self.0.in_queue.store(false, Ordering::Release);
     }
 
-    /// Puts it back into the queue of its session's reader.
+    /// Puts it back into the queue of its session's reader, who left something of it. See [`Outputs`](crate::Outputs).
     pub fn requeue(&self) {
         self.0.wake_consumer();
     }

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hostler_core::{
-    CursorRead, Flush, HelperProgram, Host, HostOptions, Nursery, Outcome, Places, Process, Pulled, Session,
-    SessionOptions, SpawnSpec, StopCause, Stream, Then, outcome,
+    CursorRead, Flush, HelperProgram, Host, HostOptions, NotReady, Nursery, NurseryError, Outcome, Places,
+    Process, Pulled, Session, SessionOptions, SpawnSpec, StartError, StopCause, Stream, Then, outcome,
 };
 use hostler_testkit::{NoProcessLeft, ProcessInfo, TestEnv, Token, bin, children_of, evil, wait_until_async};
 use tokio::sync::Barrier;
@@ -28,6 +28,27 @@ fn start_host(env: &TestEnv) -> Host {
     let places =
         Places { xdg_state_home: Some(env.root().join("state")), home: None, tmpdir: Some(env.tmp()) };
     Host::start(nursery, HostOptions { places, ..HostOptions::default() }).unwrap()
+}
+
+#[test]
+fn a_program_that_is_no_helper_is_found_out_at_the_start() {
+    let started = Nursery::start(HelperProgram::Path("/bin/true".into()));
+    let error = started.unwrap_err();
+    assert!(
+        error.to_string().contains("/bin/true") && error.to_string().contains("run_if_helper"),
+        "{error}"
+    );
+    assert_eq!(std::error::Error::source(&error).unwrap().to_string(), "it ended (exit status: 0)");
+    // This test program has no hook in its main: its copy runs no test, as there is none of that name.
+    let error = Nursery::start(HelperProgram::CurrentExe).unwrap_err();
+    assert!(matches!(error, NurseryError::NoHelper { source: NotReady::Ended(_), .. }), "{error:?}");
+}
+
+#[test]
+fn a_host_outside_a_runtime_is_an_error() {
+    let nursery = Nursery::start(HelperProgram::Path(bin("embedder"))).unwrap();
+    let error = Host::start(nursery, HostOptions::default()).unwrap_err();
+    assert!(matches!(error, StartError::NoRuntime), "{error:?}");
 }
 
 /// More than a pipe holds, and different for each.

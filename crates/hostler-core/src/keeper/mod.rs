@@ -119,6 +119,15 @@ pub fn run_if_helper() {
     std::process::exit(code);
 }
 
+/// Whether this process was started as a nursery or a keeper.
+fn is_meant_as_helper() -> bool {
+    std::env::args_os().nth(1).is_some_and(|word| names_helper(&word))
+}
+
+fn names_helper(word: &OsStr) -> bool {
+    [NURSERY_ARGUMENT, KEEPER_ARGUMENT].iter().any(|known| word.as_bytes() == known.as_bytes())
+}
+
 /// Moves a descriptor that the parent put at 0, 1 or 2 out of the way and closes it on exec.
 fn inherited(fd: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     Ok(fcntl_dupfd_cloexec(fd, 3)?)
@@ -192,4 +201,17 @@ fn run_keeper() -> io::Result<()> {
     })?;
     watcher.run();
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_copy_that_was_started_as_a_helper_is_told_by_its_first_argument() {
+        assert!(names_helper(OsStr::new(NURSERY_ARGUMENT)) && names_helper(OsStr::new(KEEPER_ARGUMENT)));
+        assert!(!names_helper(OsStr::new("a2e")) && !names_helper(OsStr::new("")));
+        // Or no test of this program could start a nursery.
+        assert!(!is_meant_as_helper());
+    }
 }

@@ -62,6 +62,8 @@ impl Nursery {
     }
 
     pub(super) fn run(mut self) {
+        self.outbox.push_back(NurseryEvent::Ready.encode());
+        self.flush();
         while self.host_alive || wait::peek_any() != Ended::NoChildren {
             self.wait();
             self.reap_all();

@@ -6,21 +6,23 @@ use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use rustix::net::Shutdown;
-use rustix::process::{PidfdFlags, getpid, pidfd_open};
+use rustix::process::{Pid, PidfdFlags, getpid, pidfd_open};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::watch;
 
-use super::NURSERY_ARGUMENT;
 use super::link::KeeperLink;
-use super::protocol::{NurseryEvent, StartKeeper};
+use super::protocol::{NurseryEvent, ProtocolError, StartKeeper};
 use super::respawn::{NoKeeper, NurseryEnd, Respawn};
+use super::{NURSERY_ARGUMENT, is_meant_as_helper};
 use crate::sys::clock;
 use crate::sys::packet::{self, Wait};
 use crate::sys::reactor;
@@ -59,7 +61,48 @@ pub enum NurseryError {
         #[source]
         source: io::Error,
     },
+    /// What was started is no nursery.
+    #[error(
+        "{program} does not do as hostler's helper: it must be the hostler binary, or a program whose main begins with \
+         hostler_core::run_if_helper()"
+    )]
+    NoHelper {
+        /// The helper binary.
+        program: PathBuf,
+        /// What it did instead.
+        #[source]
+        source: NotReady,
+    },
+    /// This process is itself a copy that was started to be the nursery: starting another one would never end.
+    #[error(
+        "this process was started as hostler's helper and did not become it: call hostler_core::run_if_helper() first \
+         thing in main"
+    )]
+    NoHook,
 }
+
+/// What a program that should be a nursery did instead of saying that it is ready.
+#[derive(Debug, thiserror::Error)]
+pub enum NotReady {
+    /// It ended.
+    #[error("it ended ({0})")]
+    Ended(ExitStatus),
+    /// It closed its standard input and went on.
+    #[error("it closed its standard input")]
+    HungUp,
+    /// It did nothing.
+    #[error("it said nothing for {} s", READY_LIMIT.as_secs())]
+    Silent,
+    /// It said something else.
+    #[error(transparent)]
+    Protocol(#[from] ProtocolError),
+    /// Its socket could not be read.
+    #[error(transparent)]
+    Socket(#[from] io::Error),
+}
+
+/// How long a nursery may take to come up. It takes some milliseconds; a machine that is starved takes longer.
+const READY_LIMIT: Duration = Duration::from_secs(10);
 
 /// A running nursery, not yet in use: start it before the program has threads.
 #[derive(Debug)]
@@ -70,19 +113,78 @@ pub struct Nursery {
 }
 
 impl Nursery {
-    /// Starts it.
+    /// Starts it, and waits until it is up.
     ///
     /// # Errors
-    /// [`NurseryError`] when sockets or processes cannot be made, or the helper binary cannot be executed.
+    /// [`NurseryError`] when sockets or processes cannot be made, when the helper binary cannot be executed, and when it is
+    /// none.
     pub fn start(program: HelperProgram) -> Result<Self, NurseryError> {
+        if is_meant_as_helper() {
+            return Err(NurseryError::NoHook);
+        }
         let (ours, theirs) = packet::pair().map_err(NurseryError::Socket)?;
         let path = program.path();
         #[expect(clippy::disallowed_methods, reason = "the one process that the host starts itself")]
         let mut command = Command::new(&path);
         command.arg0("hostler-nursery").arg(NURSERY_ARGUMENT).env_clear();
         command.stdin(Stdio::from(theirs)).stdout(Stdio::null()).stderr(Stdio::null());
-        let child = command.spawn().map_err(|source| NurseryError::Start { program: path, source })?;
-        Ok(Self { program, socket: ours, child })
+        let spawned = command.spawn();
+        // The command holds the nursery's end open, and its end must be seen.
+        drop(command);
+        let child = match spawned {
+            Ok(child) => child,
+            Err(source) => return Err(NurseryError::Start { program: path, source }),
+        };
+        let mut nursery = Self { program, socket: ours, child };
+        match nursery.wait_until_ready() {
+            Ok(()) => Ok(nursery),
+            Err(source) => {
+                // One that has ended is not there to be killed.
+                let _ = nursery.child.kill();
+                let _ = nursery.child.wait();
+                Err(NurseryError::NoHelper { program: path, source })
+            }
+        }
+    }
+
+    fn wait_until_ready(&mut self) -> Result<(), NotReady> {
+        let deadline = clock::now() + READY_LIMIT;
+        let mut buffer = [0; 64];
+        loop {
+            let left = deadline.saturating_duration_since(clock::now());
+            let timeout = Timespec::try_from(left).map_err(io::Error::other)?;
+            match poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], Some(&timeout)) {
+                Ok(0) => return Err(NotReady::Silent),
+                Ok(_) => {}
+                Err(Errno::INTR) => continue,
+                Err(error) => return Err(io::Error::from(error).into()),
+            }
+            return match packet::receive(self.socket.as_fd(), &mut buffer, Wait::Never)? {
+                Some((len, _)) => match NurseryEvent::decode(&buffer[..len])? {
+                    NurseryEvent::Ready => Ok(()),
+                    NurseryEvent::KeeperStarted { .. }
+                    | NurseryEvent::KeeperFailed { .. }
+                    | NurseryEvent::Swept { .. } => Err(ProtocolError::Malformed.into()),
+                },
+                None => Err(self.end_of_a_silent_one()?),
+            };
+        }
+    }
+
+    /// Its socket is closed: mostly because it ended, which is known a moment later.
+    fn end_of_a_silent_one(&mut self) -> io::Result<NotReady> {
+        let pid = Pid::from_child(&self.child);
+        let pidfd = pidfd_open(pid, PidfdFlags::empty())?;
+        let moment = Timespec { tv_sec: 1, tv_nsec: 0 };
+        let _ = poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], Some(&moment));
+        Ok(self.child.try_wait()?.map_or(NotReady::HungUp, NotReady::Ended))
+    }
+
+    /// Lets it go unused.
+    pub(crate) fn dismiss(mut self) {
+        // Upon which it ends.
+        drop(self.socket);
+        let _ = self.child.wait();
     }
 
     fn take_into_use(mut self) -> Result<(Arc<AsyncFd<OwnedFd>>, Child), NurseryError> {
@@ -152,7 +254,13 @@ pub(crate) struct NurseryLink {
 impl NurseryLink {
     /// Takes a nursery into use; needs a tokio runtime.
     pub(crate) fn open(nursery: Nursery) -> io::Result<Arc<Self>> {
-        let host = pidfd_open(getpid(), PidfdFlags::empty())?;
+        let host = match pidfd_open(getpid(), PidfdFlags::empty()) {
+            Ok(host) => host,
+            Err(error) => {
+                nursery.dismiss();
+                return Err(error.into());
+            }
+        };
         let program = nursery.program.clone();
         let (socket, child) = nursery.take_into_use().map_err(io::Error::other)?;
         let pending = Pending {
@@ -288,6 +396,8 @@ impl NurseryLink {
 
     fn handle(&self, event: NurseryEvent, mut fds: packet::Fds) {
         match event {
+            // Heard before it was taken into use.
+            NurseryEvent::Ready => {}
             NurseryEvent::KeeperStarted { serial, pid } => {
                 let mut pending = self.pending.lock();
                 let link = pending.asked.remove(&serial);

@@ -36,6 +36,8 @@ impl StartKeeper {
 /// Nursery to host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NurseryEvent {
+    /// It is up. The first word of a nursery: a program that is none does not say it.
+    Ready,
     /// A keeper runs. Descriptor: its pidfd.
     KeeperStarted {
         /// The request's.
@@ -59,6 +61,7 @@ pub enum NurseryEvent {
     },
 }
 
+const READY: u16 = 15;
 const KEEPER_STARTED: u16 = 16;
 const KEEPER_FAILED: u16 = 17;
 const SWEPT: u16 = 18;
@@ -67,6 +70,7 @@ impl NurseryEvent {
     /// The packet.
     pub fn encode(&self) -> Vec<u8> {
         match *self {
+            Self::Ready => Writer::new(READY).0,
             Self::KeeperStarted { serial, pid } => {
                 let mut w = Writer::new(KEEPER_STARTED);
                 w.u64(serial);
@@ -92,6 +96,7 @@ impl NurseryEvent {
     pub fn decode(packet: &[u8]) -> Result<Self, ProtocolError> {
         let (kind, mut r) = Reader::open(packet)?;
         let event = match kind {
+            READY => Self::Ready,
             KEEPER_STARTED => Self::KeeperStarted { serial: r.u64()?, pid: r.i32()? },
             KEEPER_FAILED => Self::KeeperFailed { serial: r.u64()?, errno: r.i32()? },
             SWEPT => Self::Swept { pid: r.i32()?, killed: r.u32()? },

@@ -96,6 +96,7 @@ fn keeper_event() -> impl Strategy<Value = KeeperEvent> {
 
 fn nursery_event() -> impl Strategy<Value = NurseryEvent> {
     prop_oneof![
+        Just(NurseryEvent::Ready),
         (any::<u64>(), any::<i32>()).prop_map(|(serial, pid)| NurseryEvent::KeeperStarted { serial, pid }),
         (any::<u64>(), any::<i32>()).prop_map(|(serial, errno)| NurseryEvent::KeeperFailed { serial, errno }),
         (any::<i32>(), any::<u32>()).prop_map(|(pid, killed)| NurseryEvent::Swept { pid, killed }),
