@@ -56,9 +56,19 @@ impl Schema {
         let keys = self.keys();
         let last = |key: &str| key.rsplit('.').next().unwrap_or_default().to_owned();
         let moved = keys.iter().find(|(key, _)| last(key) == last(unknown));
-        match moved {
-            Some((key, _)) => key.clone(),
-            None => nearest(unknown, keys.into_iter().map(|(key, _)| key)),
+        if let Some((key, _)) = moved {
+            return key.clone();
+        }
+        let section = |key: &str| key.rsplit_once('.').map(|(section, _)| section.to_owned());
+        let neighbours: Vec<String> = keys
+            .iter()
+            .filter(|(key, _)| section(key) == section(unknown))
+            .map(|(key, _)| key.clone())
+            .collect();
+        if neighbours.is_empty() {
+            nearest(unknown, keys.into_iter().map(|(key, _)| key))
+        } else {
+            nearest(unknown, neighbours.into_iter())
         }
     }
 

@@ -257,6 +257,11 @@ fn unknown_keys_name_place_and_nearest_key() {
     DIR/hostler/config.toml:1: unknown key `max_processes`
     hint: the nearest known key is `a2e.max_processes`; `hostler config default` lists all
     ");
+    // Nothing is like it: the section is all that is known of what was meant.
+    assert_snapshot!(error_in_file("[a2e]\nfoo = 3"), @"
+    DIR/hostler/config.toml:2: unknown key `a2e.foo`
+    hint: the nearest known key is `a2e.allowed_commands`; `hostler config default` lists all
+    ");
     // The first by line, although another one comes first by name.
     assert_snapshot!(error_in_file("[log]\nlevle = 'info'\n[a2e]\nallow = []"), @"
     DIR/hostler/config.toml:2: unknown key `log.levle`
