@@ -340,7 +340,8 @@ impl KeeperClient for Inner {
     fn keeper_lost(&self, doubt: Option<Doubt>) {
         self.facts.lock().doubt = doubt;
         if self.facts.lock().life.state() == State::Starting {
-            return self.not_sent(SpawnError::KeeperLost);
+            let closed = self.link.was_closed();
+            return self.not_sent(if closed { SpawnError::SessionClosed } else { SpawnError::KeeperLost });
         }
         if self.facts.lock().life.end().is_some() {
             return self.gone();

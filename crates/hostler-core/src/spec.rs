@@ -257,6 +257,8 @@ impl SpawnError {
             Step::Exec if errno == libc::E2BIG => Self::too_large(spec, inherited),
             Step::Exec => Self::Exec { program: spec.argv.first().cloned().unwrap_or_default(), source },
             Step::Chdir => Self::Cwd { cwd: spec.cwd.clone().unwrap_or_default(), source },
+            // The keeper refuses what comes after the session's end.
+            Step::Clone if errno == libc::ECANCELED => Self::SessionClosed,
             Step::Clone | Step::Stdio => Self::Resources(source),
         }
     }

@@ -49,6 +49,9 @@ pub(super) struct Books {
     /// The watching thread left zombies alone because it could not tell them from a start under way; the spawning
     /// thread wakes it when that start is in the books.
     pub(super) look_again: bool,
+    /// The session is over: nothing is started any more. Set under the lock under which `starting` is, so that a start is
+    /// either known to whoever ends the session or does not happen.
+    pub(super) closed: bool,
 }
 
 /// What a pid is to the keeper.
@@ -84,7 +87,9 @@ impl Books {
             InFlight::No => Known::Adopted,
             InFlight::Unknown => Known::Starting,
             InFlight::Child(child) if child != pid => Known::Adopted,
-            InFlight::Child(_) if self.starting.is_some() && !attempt.has_failed() => Known::Executing,
+            InFlight::Child(_) if self.starting.is_some() && attempt.has_begun() && !attempt.has_failed() => {
+                Known::Executing
+            }
             InFlight::Child(_) => Known::Starting,
         }
     }

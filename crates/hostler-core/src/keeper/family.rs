@@ -20,6 +20,7 @@ use crate::id::ProcessId;
 use crate::sys::cgroup::{self, Leaf};
 use crate::sys::clone::{Attempt, InFlight};
 use crate::sys::procfs::{self, OwnChildren, Stat};
+use crate::sys::wait;
 
 /// A process whose root has ended while something that it started lives on.
 #[derive(Debug)]
@@ -48,6 +49,13 @@ struct Adopted {
     owner: Option<ProcessId>,
 }
 
+impl Adopted {
+    /// Whether another look could bring nothing that is wanted.
+    fn is_settled(&self, wanted: Wanted) -> bool {
+        self.start_time != UNSEEN && (self.owner.is_some() || wanted == Wanted::Existence)
+    }
+}
+
 /// One process to signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Member {
@@ -59,6 +67,18 @@ pub(super) struct Member {
 
 /// No process has this start time but the first of all, which is nobody's child.
 const UNSEEN: u64 = 0;
+
+/// What a look is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Wanted {
+    /// Who belongs to which process.
+    Owners,
+    /// Who is there: all are to be treated alike.
+    Existence,
+}
+
+/// How often the list of adopted processes is read for one look.
+const MAX_ROUNDS: u32 = 4;
 
 /// What a look at processes has brought.
 #[derive(Debug, Default)]
@@ -109,27 +129,44 @@ impl Family {
     ///
     /// A process that turns out to be dead may have left a child that was adopted after the list was read, and one that is
     /// dying shows no signs; so the list is read again until it brings neither anew: a chain of processes that fork and
-    /// exit has somebody alive in it.
-    pub(super) fn refresh(&mut self, books: &Books, attempt: &Attempt) {
+    /// exit has somebody alive in it. It is read a few times at most: many such chains bring somebody new every time, and
+    /// that they do is a look that has failed.
+    ///
+    /// `strangers` are the children of the spawning thread, where they are to be looked through too: all roots are there,
+    /// so that is not done at every exit.
+    pub(super) fn refresh(
+        &mut self,
+        books: &Books,
+        attempt: &Attempt,
+        wanted: Wanted,
+        strangers: Option<&OwnChildren>,
+    ) {
         self.unseen = None;
-        let (mut dying, mut dead) = (HashSet::new(), HashSet::new());
-        loop {
-            let now: HashSet<i32> = match self.adopted_pids(books, attempt) {
+        let mut dying = HashSet::new();
+        for _ in 0..MAX_ROUNDS {
+            let now: HashSet<i32> = match self.direct(books, attempt, strangers) {
                 Ok(pids) => pids.into_iter().collect(),
                 Err(failure) => return note(&mut self.unseen, &failure),
             };
             self.adopted.retain(|pid, _| now.contains(pid));
             let mut look_again = false;
             for pid in now {
+                // Dead ones go at once: those that fork and exit all the time would fill the list faster than it is read.
+                if wait::reap_ended(pid) {
+                    self.adopted.remove(&pid);
+                    look_again = true;
+                    continue;
+                }
+                // A child that was not reaped is the one that it was.
+                if self.adopted.get(&pid).is_some_and(|known| known.is_settled(wanted)) {
+                    continue;
+                }
                 match procfs::stat(pid) {
-                    Ok(Some(stat)) if !stat.is_dead() => match self.adopt(books, attempt, &stat) {
+                    Ok(Some(stat)) if !stat.is_dead() => match self.adopt(books, attempt, &stat, wanted) {
                         Ok(reliable) => look_again |= !reliable && dying.insert(pid),
                         Err(failure) => note(&mut self.unseen, &failure),
                     },
-                    Ok(_) => {
-                        self.adopted.remove(&pid);
-                        look_again |= dead.insert(pid);
-                    }
+                    Ok(_) => look_again = true,
                     Err(failure) => {
                         self.adopted.entry(pid).or_insert(Adopted { start_time: UNSEEN, owner: None });
                         note(&mut self.unseen, &failure);
@@ -140,6 +177,33 @@ impl Family {
                 return;
             }
         }
+        note(&mut self.unseen, &io::Error::from_raw_os_error(libc::EAGAIN));
+    }
+
+    /// The adopted processes as they are now, dead ones among them.
+    ///
+    /// # Errors
+    /// What reading them says.
+    pub(super) fn direct(
+        &self,
+        books: &Books,
+        attempt: &Attempt,
+        strangers: Option<&OwnChildren>,
+    ) -> io::Result<Vec<i32>> {
+        let mut pids = self.own_children.pids()?;
+        // In the watching thread's own list there is no child of a start under way, so a start whose child is not
+        // known yet makes nobody doubtful.
+        let own_list = self.own_children.are_of_one_thread();
+        pids.retain(|pid| match books.known(*pid, attempt) {
+            Known::Adopted => true,
+            Known::Starting => own_list && attempt.in_flight() == InFlight::Unknown,
+            Known::Root | Known::Executing => false,
+        });
+        if let Some(strangers) = strangers.filter(|list| own_list && list.are_of_one_thread()) {
+            let others = strangers.pids()?.into_iter();
+            pids.extend(others.filter(|pid| books.known(*pid, attempt) == Known::Adopted));
+        }
+        Ok(pids)
     }
 
     /// There is nobody who could have been adopted.
@@ -149,9 +213,13 @@ impl Family {
     }
 
     /// Whether that can be relied on: it has an owner, or none was found while it was alive and well.
-    fn adopt(&mut self, books: &Books, attempt: &Attempt, stat: &Stat) -> io::Result<bool> {
+    fn adopt(&mut self, books: &Books, attempt: &Attempt, stat: &Stat, wanted: Wanted) -> io::Result<bool> {
         let known = self.adopted.get(&stat.pid).filter(|a| a.start_time == stat.start_time);
         if known.is_some_and(|a| a.owner.is_some()) {
+            return Ok(true);
+        }
+        if wanted == Wanted::Existence {
+            self.adopted.insert(stat.pid, Adopted { start_time: stat.start_time, owner: None });
             return Ok(true);
         }
         let owner = match self.owner(books, attempt, stat) {
@@ -178,19 +246,6 @@ impl Family {
             }
         }
         Ok(None)
-    }
-
-    fn adopted_pids(&self, books: &Books, attempt: &Attempt) -> io::Result<Vec<i32>> {
-        let mut pids = self.own_children.pids()?;
-        // In the watching thread's own list there is no child of a start under way, so a start whose child is not
-        // known yet makes nobody doubtful.
-        let own_list = self.own_children.are_of_one_thread();
-        pids.retain(|pid| match books.known(*pid, attempt) {
-            Known::Adopted => true,
-            Known::Starting => own_list && attempt.in_flight() == InFlight::Unknown,
-            Known::Root | Known::Executing => false,
-        });
-        Ok(pids)
     }
 
     /// The signs in the order in which they are hard to lose.

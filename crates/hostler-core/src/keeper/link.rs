@@ -106,6 +106,8 @@ struct State {
     next_ticket: u64,
     tickets: HashMap<u64, oneshot::Sender<Receipt>>,
     swept: bool,
+    /// The session's end was asked for.
+    was_closed: bool,
     /// Why there never was a keeper.
     not_started: Option<NoKeeper>,
     has_nursery: bool,
@@ -156,6 +158,11 @@ impl KeeperLink {
         });
         tokio::spawn(Arc::clone(&link).run(control));
         Ok((link, keeper_spawn, keeper_control))
+    }
+
+    /// Whether the session's end was asked for: what had not started then does not start.
+    pub(crate) fn was_closed(&self) -> bool {
+        self.state.lock().was_closed
     }
 
     pub(crate) fn is_lost(&self) -> bool {
@@ -231,6 +238,7 @@ impl KeeperLink {
         let request = request(ticket);
         if matches!(request, Control::Close { .. }) {
             state.phase = Phase::Closing;
+            state.was_closed = true;
         }
         state.tickets.insert(ticket, sender);
         let packet = Packet { bytes: request.encode(), fds: Vec::new(), id: None };

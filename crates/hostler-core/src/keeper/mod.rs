@@ -27,6 +27,7 @@ mod hunt;
 pub(crate) mod link;
 mod nursery;
 pub(crate) mod nursery_link;
+mod outbox;
 pub mod protocol;
 mod reap;
 pub(crate) mod receipt;
@@ -38,15 +39,17 @@ use std::ffi::OsStr;
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::{FdFlags, fcntl_dupfd_cloexec, fcntl_getfd};
 use rustix::process::{Pid, set_child_subreaper};
 
+use crate::sys::cgroup::SessionGroup;
 use crate::sys::clone::Attempt;
+use crate::sys::procfs::OwnChildren;
 use crate::sys::signal;
 
 /// The variable in every process's environment that holds its id.
@@ -68,6 +71,10 @@ struct Shared {
     spawner_ended: AtomicBool,
     control: OwnedFd,
     wake: OwnedFd,
+    /// Those of the spawning thread: roots, and what a program made a child of its own parent by CLONE_PARENT.
+    spawners_children: OnceLock<OwnChildren>,
+    /// Where control groups can be used.
+    group: OnceLock<SessionGroup>,
 }
 
 impl Shared {
@@ -191,6 +198,8 @@ fn run_keeper() -> io::Result<()> {
         spawner_ended: AtomicBool::new(false),
         control,
         wake,
+        spawners_children: OnceLock::new(),
+        group: OnceLock::new(),
     });
     let watcher = watcher::Watcher::new(Arc::clone(&shared), host)?;
     let end = SpawnerEnd(Arc::clone(&shared));

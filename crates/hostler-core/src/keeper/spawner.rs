@@ -19,6 +19,7 @@ use crate::sys::cgroup::{Leaf, SessionGroup};
 use crate::sys::clone::{self, ChildStack, ExecPlan, FailedStart, StartFailure, Started, Step};
 use crate::sys::oom::OomScore;
 use crate::sys::packet::{self, Fds, Wait};
+use crate::sys::procfs::OwnChildren;
 use crate::sys::wait;
 
 /// What [`Open`] said, in the forms that starting a program wants.
@@ -29,7 +30,6 @@ struct Common {
     cwd: Option<CString>,
     search_path: Vec<u8>,
     env: BaseEnv,
-    group: Option<SessionGroup>,
 }
 
 /// The thread's own things.
@@ -38,6 +38,8 @@ pub(super) struct Spawner {
     shared: Arc<Shared>,
     stack: ChildStack,
     common: Common,
+    /// New control groups do not take processes here.
+    groups_refuse: bool,
     buffer: Vec<u8>,
 }
 
@@ -48,12 +50,15 @@ impl Spawner {
             shared,
             stack: ChildStack::new()?,
             common: Common::default(),
+            groups_refuse: false,
             buffer: vec![0; MAX_PACKET + 1024],
         })
     }
 
     /// Serves until the host closes its end or breaks the protocol.
     pub(super) fn run(mut self) {
+        // It is set once, and nobody else sets it.
+        let _ = self.shared.spawners_children.set(OwnChildren::open());
         loop {
             let mut buffer = std::mem::take(&mut self.buffer);
             let Ok(Some((len, fds))) = packet::receive(self.requests.as_fd(), &mut buffer, Wait::Block)
@@ -111,20 +116,29 @@ impl Spawner {
             cwd: CString::new(open.cwd).ok().filter(|cwd| !cwd.is_empty()),
             search_path: open.search_path.to_vec(),
             env: BaseEnv::new(open.env),
-            // A folder that cannot be made only costs the quick way to kill: the walk over descendants does the same.
-            group: if open.cgroup.is_empty() {
-                None
-            } else {
-                SessionGroup::create(open.cgroup, open.session).ok()
-            },
         };
+        // A folder that cannot be made only costs the quick way to kill: the walk over descendants does the same.
+        if !open.cgroup.is_empty()
+            && let Ok(group) = SessionGroup::create(open.cgroup, open.session)
+        {
+            // A session is opened once.
+            let _ = self.shared.group.set(group);
+        }
     }
 
     fn spawn(&mut self, spawn: &Spawn<'_>, stdio: [OwnedFd; 3]) {
         let id = spawn.id;
         let pipes = [inode(stdio[1].as_fd()), inode(stdio[2].as_fd())];
-        let leaf = self.common.group.as_ref().and_then(|group| group.leaf(id).ok());
-        self.shared.books.lock().starting = Some(Root { id, pipes, leaf: leaf.clone() });
+        let group = self.shared.group.get().filter(|_| !self.groups_refuse);
+        let leaf = group.and_then(|group| group.leaf(id).ok());
+        if !self.begin(Root { id, pipes, leaf: leaf.clone() }) {
+            if let Some(leaf) = leaf {
+                leaf.release();
+            }
+            let failure = StartFailure { step: Step::Clone, errno: libc::ECANCELED };
+            let _ = self.send(&KeeperEvent::SpawnFailed { id, failure }.encode(), &[]);
+            return;
+        }
         let result = self.start(spawn, &stdio, leaf.as_deref());
         drop(stdio);
         match result {
@@ -139,10 +153,13 @@ impl Spawner {
                     let _ = self.send(&exit, &[]);
                 }
             }
-            Err(FailedStart { failure, zombie }) => {
+            Err(FailedStart { mut failure, zombie }) => {
                 self.settle(|books| {
                     books.starting = None;
                     zombie.map(wait::reap);
+                    if books.closed && failure.step == Step::Clone {
+                        failure.errno = libc::ECANCELED;
+                    }
                 });
                 if let Some(leaf) = leaf {
                     leaf.release();
@@ -150,6 +167,25 @@ impl Spawner {
                 let _ = self.send(&KeeperEvent::SpawnFailed { id, failure }.encode(), &[]);
             }
         }
+    }
+
+    /// Writes down what is about to be started, unless the session is over.
+    fn begin(&self, root: Root) -> bool {
+        let mut books = self.shared.books.lock();
+        let open = !books.closed;
+        if open {
+            books.starting = Some(root);
+        }
+        open
+    }
+
+    /// Reaps the child of a start that may go on with another one; not so when the session is over, whose end has killed
+    /// it.
+    fn bury(&self, zombie: Option<i32>) -> bool {
+        let books = self.shared.books.lock();
+        zombie.map(wait::reap);
+        self.shared.attempt.settle();
+        !books.closed
     }
 
     /// Writes the outcome of a start into the books, after which it is no longer in flight.
@@ -193,11 +229,19 @@ impl Spawner {
             cgroup: leaf.map(Leaf::dir),
         };
         match clone::start(&plan, &mut self.stack, &self.shared.attempt) {
-            // A group that does not take the process (its folder was removed, or a rule of the kernel's): go without.
-            Err(FailedStart { failure: StartFailure { step: Step::Clone, errno }, zombie: None })
-                if plan.cgroup.is_some() && errno != libc::EAGAIN && errno != libc::ENOMEM =>
+            // A group that does not take the process (its folder was removed, or a rule of the kernel's), or in which it is
+            // killed at birth: go without.
+            Err(FailedStart { failure: StartFailure { step: Step::Clone, errno }, zombie })
+                if plan.cgroup.is_some()
+                    && (zombie.is_some() || (errno != libc::EAGAIN && errno != libc::ENOMEM)) =>
             {
                 leaf.inspect(|leaf| leaf.spoil());
+                // What a new group does to a process, every other one will do to the next.
+                self.groups_refuse |= leaf.is_some_and(|leaf| leaf.first() == spawn.id);
+                if !self.bury(zombie) {
+                    let failure = StartFailure { step: Step::Clone, errno: libc::ECANCELED };
+                    return Err(FailedStart { failure, zombie: None });
+                }
                 clone::start(&ExecPlan { cgroup: None, ..plan }, &mut self.stack, &self.shared.attempt)
             }
             result => result,

@@ -4,8 +4,8 @@
 //! take an answer (those queue). It is the only one who reaps, so what it signals under the lock of the books cannot
 //! be a reused pid. The keeper ends when its session is over *and* nothing lives below it.
 
-use std::collections::{BTreeSet, VecDeque};
-use std::io::{self, IoSlice};
+use std::collections::BTreeSet;
+use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -16,8 +16,9 @@ use rustix::event::{Timespec, epoll};
 
 use super::Shared;
 use super::books::EarlyExit;
-use super::family::{Bereft, Family, Look, Member};
+use super::family::{Bereft, Family, Look, Member, Wanted};
 use super::hunt::{Hunt, Pass, Quarry, signal_pinned};
+use super::outbox::Outbox;
 use super::protocol::{Control, KeeperEvent, Pids, Scope};
 use super::reap::{self, Exit, Left, Reaped};
 use crate::id::ProcessId;
@@ -47,6 +48,10 @@ const LOOK_PAUSE: Duration = Duration::from_millis(20);
 
 /// How long a keeper that cannot go on kills before it lets the host know that it is lost.
 const LOST_LIMIT: Duration = Duration::from_secs(2);
+
+/// How many times in a row direct children are killed before the walk: enough for those that fork and exit all the time,
+/// and some milliseconds at most while they take their time to die.
+const PURGE_ROUNDS: u32 = 32;
 
 /// How long a hunt that nobody waits for goes on before it starts over.
 const UNATTENDED_LIMIT: Duration = Duration::from_secs(3600);
@@ -80,12 +85,9 @@ pub(super) struct Watcher {
     /// The host's pidfd.
     host: Option<OwnedFd>,
     host_alive: bool,
-    outbox: VecDeque<Vec<u8>>,
+    outbox: Outbox,
     /// What is to be said of a process once its start was: see [`EarlyExit::Kept`].
     kept: Option<(ProcessId, Vec<KeeperEvent>)>,
-    waiting_for_room: bool,
-    /// When to try again to send: the kernel had no memory for it.
-    flush_at: Option<Instant>,
 }
 
 impl Watcher {
@@ -112,10 +114,8 @@ impl Watcher {
             session: Session::Open,
             host,
             host_alive: true,
-            outbox: VecDeque::new(),
+            outbox: Outbox::default(),
             kept: None,
-            waiting_for_room: false,
-            flush_at: None,
         })
     }
 
@@ -135,7 +135,7 @@ impl Watcher {
         matches!(self.session, Session::Ending)
             && self.hunts.is_empty()
             && ((self.outbox.is_empty() && self.kept.is_none()) || !self.host_alive)
-            && wait::peek_any() == Ended::NoChildren
+            && self.is_empty()
             && !(self.host_alive && self.shared.busy.load(Ordering::SeqCst))
     }
 
@@ -150,7 +150,7 @@ impl Watcher {
         // The spawning thread does not say when it is done; it matters only to a session that is over.
         let busy = matches!(self.session, Session::Ending) && self.shared.busy.load(Ordering::SeqCst);
         let look = busy.then(|| clock::now() + BUSY_PAUSE);
-        hunts.chain(close).chain(look).chain(self.look_at).chain(self.flush_at).min()
+        hunts.chain(close).chain(look).chain(self.look_at).chain(self.outbox.retry_at()).min()
     }
 
     fn wait(&mut self) {
@@ -212,9 +212,15 @@ impl Watcher {
         if let Some(host) = &self.host {
             let _ = epoll::delete(&self.epoll, host);
         }
+        self.end_starts();
         self.session = Session::Ending;
         let now = clock::now();
         self.hunts = vec![(Hunt::new(0, Quarry::Everyone, now + UNATTENDED_LIMIT), now)];
+    }
+
+    /// From here on nothing is started: what is being started is in the books, and the rest is refused.
+    fn end_starts(&self) {
+        self.shared.books.lock().closed = true;
     }
 
     /// Without the spawning thread nothing can be started any more. To a host that is there this keeper is lost, but it
@@ -235,6 +241,7 @@ impl Watcher {
                 self.hunts.push((Hunt::new(ticket, Quarry::Process(id), now + limit), now));
             }
             Control::Close { ticket, grace, limit } => {
+                self.end_starts();
                 let (termed, walk_at) = if grace.is_zero() {
                     (BTreeSet::new(), None)
                 } else {
@@ -292,10 +299,16 @@ impl Watcher {
     fn find(&mut self, quarry: Quarry) -> Look {
         let shared = Arc::clone(&self.shared);
         let books = shared.books.lock();
-        self.family.refresh(&books, &shared.attempt);
+        let strangers = shared.spawners_children.get();
         match quarry {
-            Quarry::Process(id) => self.family.members(&books, &shared.attempt, id),
-            Quarry::Everyone => self.family.everyone(&books, &shared.attempt),
+            Quarry::Process(id) => {
+                self.family.refresh(&books, &shared.attempt, Wanted::Owners, strangers);
+                self.family.members(&books, &shared.attempt, id)
+            }
+            Quarry::Everyone => {
+                self.family.refresh(&books, &shared.attempt, Wanted::Existence, strangers);
+                self.family.everyone(&books, &shared.attempt)
+            }
         }
     }
 
@@ -333,9 +346,13 @@ impl Watcher {
         if left == Left::Nobody {
             return self.family.forget_adopted();
         }
+        // Who is left of a session that is over is killed, whoever it belongs to.
+        if !matches!(self.session, Session::Open) {
+            return;
+        }
         let shared = Arc::clone(&self.shared);
         let books = shared.books.lock();
-        self.family.refresh(&books, &shared.attempt);
+        self.family.refresh(&books, &shared.attempt, Wanted::Owners, None);
     }
 
     fn settle(&mut self, exits: Vec<Exit>, left: Left) {
@@ -437,7 +454,12 @@ impl Watcher {
             match self.hunt_pass(hunt, now) {
                 Pass::Again(at) => *next = at,
                 Pass::Done | Pass::GaveUp => {
-                    let receipt = hunt.receipt(self.family.unattributed());
+                    let unattributed = match hunt.quarry {
+                        Quarry::Process(_) => self.family.unattributed(),
+                        // Whoever is left is named, and nobody asked whose it is.
+                        Quarry::Everyone => Vec::new(),
+                    };
+                    let receipt = hunt.receipt(unattributed);
                     self.answer(&receipt);
                     hunt.finish();
                 }
@@ -454,7 +476,7 @@ impl Watcher {
 
     /// A session that is over and still has somebody in it (in an uninterruptible sleep, say) stays a hunt for ever.
     fn keep_after_the_last(&mut self) {
-        if matches!(self.session, Session::Ending) && wait::peek_any() != Ended::NoChildren {
+        if matches!(self.session, Session::Ending) && !self.is_empty() {
             if !self.host_alive {
                 // A host that is there after all may not wait for what cannot be killed.
                 let _ = rustix::net::shutdown(&self.shared.control, rustix::net::Shutdown::Both);
@@ -475,6 +497,13 @@ impl Watcher {
                 let _ = leaf.kill();
             }
         }
+        if hunt.quarry == Quarry::Everyone {
+            if let Some(group) = self.shared.group.get() {
+                // What follows does not rely on it.
+                let _ = group.kill();
+            }
+            self.purge(hunt);
+        }
         let mut look = self.find(hunt.quarry);
         for member in &look.members {
             match self.send(*member, Signal::Kill) {
@@ -487,41 +516,64 @@ impl Watcher {
         if hunt.quarry == Quarry::Everyone && look.members.is_empty() {
             look.unseen = unseen_child(look.unseen);
         }
+        if look.members.is_empty() && self.is_starting(hunt.quarry) {
+            // Nobody knows its pid yet.
+            look.unseen.get_or_insert(libc::EAGAIN);
+        }
         hunt.passed(&look, now)
+    }
+
+    /// Whether something of the quarry is being started.
+    fn is_starting(&self, quarry: Quarry) -> bool {
+        let books = self.shared.books.lock();
+        books.starting.as_ref().is_some_and(|root| match quarry {
+            Quarry::Process(id) => root.id == id,
+            Quarry::Everyone => true,
+        })
+    }
+
+    /// Whether nothing lives below the keeper, and nothing is about to.
+    fn is_empty(&self) -> bool {
+        !self.is_starting(Quarry::Everyone) && wait::peek_any() == Ended::NoChildren
+    }
+
+    /// Kills the keeper's direct children, round after round, without asking whose they are: what is below them becomes
+    /// a direct child by that. Faster than processes that fork and exit, which a walk with attribution is not.
+    fn purge(&mut self, hunt: &mut Hunt) {
+        for _ in 0..PURGE_ROUNDS {
+            self.reap_all();
+            let shared = Arc::clone(&self.shared);
+            let books = shared.books.lock();
+            let strangers = shared.spawners_children.get();
+            let Ok(adopted) = self.family.direct(&books, &shared.attempt, strangers) else { return };
+            let roots = books.all(&shared.attempt).map(|(pid, _)| pid);
+            let all: Vec<i32> = adopted.into_iter().chain(roots).collect();
+            if all.is_empty() {
+                return;
+            }
+            for pid in all {
+                if signal::send_child(pid, Signal::Kill.number()).is_ok() {
+                    hunt.killed(pid);
+                }
+            }
+        }
     }
 
     fn answer(&mut self, event: &KeeperEvent) {
         if self.host_alive {
-            self.outbox.push_back(event.encode());
+            self.outbox.push(event);
         }
     }
 
     /// Sends what the socket takes; the rest waits until it is writable.
     fn flush(&mut self) {
-        self.flush_at = None;
-        while let Some(bytes) = self.outbox.front() {
-            match packet::send(self.shared.control.as_fd(), &[IoSlice::new(bytes)], &[], Wait::Never) {
-                Ok(()) => {
-                    self.outbox.pop_front();
-                }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
-                Err(error) if packet::may_pass(&error) => {
-                    self.flush_at = Some(clock::now() + LOOK_PAUSE);
-                    break;
-                }
-                Err(_) => return self.host_gone(),
+        match self.outbox.flush(self.shared.control.as_fd()) {
+            Ok(Some(interest)) if self.host_alive => {
+                let data = epoll::EventData::new_u64(CONTROL);
+                let _ = epoll::modify(&self.epoll, &self.shared.control, data, interest);
             }
-        }
-        let wants_room = !self.outbox.is_empty() && self.flush_at.is_none();
-        if wants_room != self.waiting_for_room && self.host_alive {
-            self.waiting_for_room = wants_room;
-            let flags = if wants_room {
-                epoll::EventFlags::IN | epoll::EventFlags::OUT
-            } else {
-                epoll::EventFlags::IN
-            };
-            let _ =
-                epoll::modify(&self.epoll, &self.shared.control, epoll::EventData::new_u64(CONTROL), flags);
+            Ok(_) => {}
+            Err(_) => self.host_gone(),
         }
     }
 }

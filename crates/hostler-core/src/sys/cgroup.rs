@@ -1,6 +1,6 @@
 //! Leaves in the cgroup v2 tree: one folder per process, so that the kernel itself knows who belongs to it.
 //!
-//! Layout, below the cgroup that this process is in: `hostler-<boot>-<pid>-<start>/s<session>/p<process>`, where the
+//! Layout, below the cgroup that this process is in: `hostler-<boot>-<pid>-<start>-<nonce>/s<session>/p<process>`, where the
 //! first part names a host ([`HostTag`]). Owns making, killing and removing these folders, and sweeping those of
 //! dead hosts. It leaves to the keeper putting processes in (CLONE_INTO_CGROUP with [`Leaf::dir`]) and the search for
 //! descendants that were moved out: a program with our rights can do that, so an empty leaf is no proof.

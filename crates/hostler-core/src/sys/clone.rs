@@ -82,6 +82,8 @@ pub struct Attempt {
     pidfd: AtomicI32,
     step: AtomicU32,
     errno: AtomicI32,
+    /// The child has run.
+    begun: AtomicBool,
     /// The child has lowered its parent's score again.
     score_lowered: AtomicBool,
 }
@@ -114,7 +116,13 @@ impl Attempt {
         self.errno.load(Ordering::Acquire) != 0
     }
 
+    /// Whether the child has run at all. One that has not was killed by the kernel in the moment of its birth.
+    pub fn has_begun(&self) -> bool {
+        self.begun.load(Ordering::Acquire)
+    }
+
     fn begin(&self) {
+        self.begun.store(false, Ordering::Release);
         self.pid.store(PID_UNKNOWN, Ordering::Release);
         self.pidfd.store(-1, Ordering::Release);
         self.errno.store(0, Ordering::Release);
@@ -231,6 +239,12 @@ pub(crate) fn start(
         let _ = super::signal::send_child(pid, libc::SIGKILL);
         FailedStart { failure, zombie: Some(pid) }
     })?;
+    if !attempt.has_begun() {
+        // Out of memory, or born into a control group that was killed once (`cgroup.kill`): Linux 6.18 then takes the
+        // child for one that the kill has missed.
+        let failure = StartFailure { step: Step::Clone, errno: libc::EAGAIN };
+        return Err(FailedStart { failure, zombie: Some(pid) });
+    }
     let errno = attempt.errno.load(Ordering::Acquire);
     if errno == 0 {
         return Ok(Started { pid, pidfd });
@@ -392,6 +406,7 @@ unsafe fn raw_clone3(
 unsafe extern "C" fn child_main(arg: *mut c_void) -> ! {
     // SAFETY: see the function's contract; the parent is stopped, so nothing else uses the context.
     let context = unsafe { &*arg.cast::<ChildContext<'_>>() };
+    context.attempt.begun.store(true, Ordering::Release);
     let (step, errno) = child_steps(context);
     context.attempt.step.store(step as u32, Ordering::Release);
     context.attempt.errno.store(errno, Ordering::Release);

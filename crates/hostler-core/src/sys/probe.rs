@@ -444,10 +444,13 @@ mod tests {
         assert_eq!(names.len(), probes.all.len());
         assert_eq!(fs::read_to_string("/proc/thread-self/children").unwrap_or_default(), "");
         if let Some(Finding::Available(path)) = probes.get(Feature::Cgroup).map(|probe| &probe.finding) {
-            // Other tests of this process may have sessions in the same folder, under other names.
-            let host = Path::new(path).join(format!("hostler-{}", HostTag::own().unwrap()));
-            let left = fs::read_dir(host)
-                .map(|entries| entries.flatten().map(|e| e.file_name()).collect::<Vec<_>>());
+            // Other tests of this process may have folders there, but no session of such a number.
+            let own = HostTag::own().unwrap();
+            let prefix = format!("hostler-{:08x}-{}-{}-", own.boot, own.pid, own.start_time);
+            let hosts = fs::read_dir(path).unwrap().flatten().map(|entry| entry.path());
+            let ours = hosts.filter(|path| path.to_str().is_some_and(|path| path.contains(&prefix)));
+            let left: Vec<_> =
+                ours.flat_map(fs::read_dir).flatten().flatten().map(|e| e.file_name()).collect();
             assert!(!format!("{left:?}").contains("s1844674407370955"), "{left:?}");
         }
     }

@@ -155,7 +155,7 @@ pub fn children(pid: i32) -> io::Result<Vec<i32>> {
 pub struct OwnChildren(Option<fs::File>);
 
 impl OwnChildren {
-    /// To be made by the thread that is to be looked at. Where the kernel has no such file, those of the whole process
+    /// To be made by the thread whose children they are. Where the kernel has no such file, those of the whole process
     /// are read instead.
     pub fn open() -> Self {
         Self(fs::File::open("/proc/thread-self/children").ok())
@@ -173,12 +173,8 @@ impl OwnChildren {
     pub fn pids(&self) -> io::Result<Vec<i32>> {
         let Some(file) = &self.0 else { return children(rustix::process::getpid().as_raw_nonzero().get()) };
         let mut text = [0_u8; 4096];
-        let n = file.read_at(&mut text, 0)?;
-        if n < text.len() {
-            return Ok(parse_pids(&text[..n]));
-        }
-        // Many of them: read on to the end.
-        let mut all = text.to_vec();
+        let mut all = Vec::new();
+        // To the end: the kernel gives whole pids alone, so a read that is not full says nothing.
         loop {
             match file.read_at(&mut text, all.len() as u64)? {
                 0 => return Ok(parse_pids(&all)),
@@ -338,5 +334,21 @@ mod tests {
             assert_eq!(look(nobody, failure), Err(Some(failure)));
         }
         assert_eq!((stat(nobody).unwrap(), children(nobody).unwrap()), (None, vec![]));
+    }
+
+    #[test]
+    #[expect(clippy::disallowed_methods, reason = "there must be children to be listed")]
+    fn more_children_than_one_read_brings_are_all_listed() {
+        let own = OwnChildren::open();
+        let sleeper = || std::process::Command::new("sleep").arg("300").spawn().unwrap();
+        // At least six bytes each, in reads of 4096.
+        let mut children: Vec<_> = (0..1000).map(|_| sleeper()).collect();
+        let listed: std::collections::HashSet<i32> = own.pids().unwrap().into_iter().collect();
+        let missing = children.iter().filter(|child| !listed.contains(&(child.id() as i32))).count();
+        for child in &mut children {
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
+        assert_eq!(missing, 0);
     }
 }

@@ -59,6 +59,11 @@ pub fn peek_any() -> Ended {
     }
 }
 
+/// Reaps a child that is nobody's root if it has ended, and says whether it had. It does not wait.
+pub fn reap_ended(pid: i32) -> bool {
+    waitid(libc::P_PID, pid, libc::WEXITED | libc::WNOHANG, None).is_ok_and(|(found, ..)| found == pid)
+}
+
 fn duration(t: libc::timeval) -> Duration {
     Duration::from_secs(t.tv_sec.try_into().unwrap_or(0))
         + Duration::from_micros(t.tv_usec.try_into().unwrap_or(0))

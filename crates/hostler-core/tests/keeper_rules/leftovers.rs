@@ -188,6 +188,43 @@ fn control_groups_are_removed_with_their_session_and_those_of_dead_helpers_by_th
     drop(next);
 }
 
+/// The shell's own control group, as a folder; empty where it has none of its own.
+const OWN_GROUP: &str = "mount=$(sed -n 's/^[^ ]* \\([^ ]*\\) cgroup2 .*/\\1/p' /proc/self/mounts | head -n 1); \
+                         own=$mount$(sed -n 's/^0:://p' /proc/self/cgroup); \
+                         case $own in *hostler-*) ;; *) own= ;; esac";
+
+#[tokio::test]
+async fn what_a_program_does_to_control_groups_does_not_reach_those_who_come_after_it() {
+    let env = TestEnv::new();
+    let host = start_host(&env);
+    let deeds = [
+        ("kills its own", "echo 1 > $own/cgroup.kill"),
+        (
+            "leaves it, and kills all",
+            "echo $$ > $mount/cgroup.procs; for g in $own/../p*; do echo 1 > $g/cgroup.kill; done",
+        ),
+        ("freezes the others", "for g in $own/../p*; do [ $g -ef $own ] || echo 1 > $g/cgroup.freeze; done"),
+    ];
+    for (what, deed) in deeds {
+        let session = host.open_session(SessionOptions::record());
+        // Several groups, all free again.
+        let many: Vec<_> = (0..4).map(|_| session.spawn(SpawnSpec::new(["true"]))).collect();
+        for process in many {
+            process.await.unwrap().finished().await;
+        }
+        let script = format!("{OWN_GROUP}; [ -n \"$own\" ] || {{ echo none; exit; }}; {deed}");
+        let said = run(&session, &script).await;
+        if said == "none\n" {
+            eprintln!("skipped: processes get no control groups here");
+            return;
+        }
+        for n in 0..6 {
+            assert_eq!(run(&session, "echo after").await, "after\n", "{what}, start {n}");
+        }
+        assert_eq!(session.close(GRACE).await.survivors.total, 0, "{what}");
+    }
+}
+
 #[test]
 fn the_next_process_in_a_group_is_told_from_the_one_before() {
     let (env, token) = (TestEnv::new(), Token::new("group-reuse"));

@@ -6,6 +6,7 @@
 
 mod bad_starts;
 mod container;
+mod ends;
 mod hung_exec;
 mod leftovers;
 mod lost_helpers;
@@ -18,7 +19,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use hostler_core::{
-    CursorRead, HelperProgram, Host, HostOptions, Nursery, Places, Process, Session, SpawnSpec, Stream,
+    CgroupUse, CursorRead, HelperProgram, Host, HostOptions, Nursery, Places, Process, Session, SpawnSpec,
+    Stream,
 };
 use hostler_testkit::{ProcessInfo, TestEnv, Token, bin, evil, is_alive, wait_until, wait_until_async};
 use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, prlimit};
@@ -33,9 +35,18 @@ fn start_host(env: &TestEnv) -> Host {
 }
 
 fn start_host_with(env: &TestEnv, helper: PathBuf) -> Host {
+    start_host_as(env, helper, CgroupUse::Auto)
+}
+
+/// One that must do without control groups.
+fn start_host_without_groups(env: &TestEnv) -> Host {
+    start_host_as(env, bin("embedder"), CgroupUse::Off)
+}
+
+fn start_host_as(env: &TestEnv, helper: PathBuf, cgroup: CgroupUse) -> Host {
     let nursery = Nursery::start(HelperProgram::Path(helper)).unwrap();
     let places = Places { xdg_state_home: Some(env.state_home()), home: None, tmpdir: Some(env.tmp()) };
-    Host::start(nursery, HostOptions { places, env: env.vars(), ..HostOptions::default() }).unwrap()
+    Host::start(nursery, HostOptions { places, env: env.vars(), cgroup, ..HostOptions::default() }).unwrap()
 }
 
 /// The path of the helper child, for argument lists.
@@ -47,11 +58,16 @@ fn evil_path() -> String {
 async fn evil_process(session: &Session, mode: &str, token: &Token) -> Process {
     let argv: [OsString; 3] = [evil().into(), mode.into(), token.as_str().into()];
     let process = session.spawn(SpawnSpec::new(argv)).await.unwrap();
+    ready(&process).await;
+    process
+}
+
+/// Until the helper child says that all is set up.
+async fn ready(process: &Process) {
     let mut cursor = process.cursor(Stream::Stdout).unwrap();
     let mut buffer = [0; 6];
     assert_eq!(cursor.next(&mut buffer).await.unwrap(), CursorRead::Chunk(6));
     assert_eq!(&buffer, b"ready\n");
-    process
 }
 
 /// All of standard output.

@@ -20,8 +20,16 @@ const MAX_SPARES: usize = 16;
 pub(super) struct Spares(Mutex<Vec<Arc<Leaf>>>);
 
 impl Spares {
+    /// One that is still as it was made: a program with our rights can reach those of others, too.
     pub(super) fn take(&self) -> Option<Arc<Leaf>> {
-        self.0.lock().pop()
+        loop {
+            let leaf = self.0.lock().pop()?;
+            if leaf.is_as_made() {
+                return Some(leaf);
+            }
+            // Whoever is in it keeps it until the session's end.
+            let _ = leaf.remove();
+        }
     }
 
     /// Whether there was room.
@@ -133,8 +141,9 @@ impl Leaf {
         spares.is_some_and(|spares| spares.keep(self)) || self.remove().is_ok() || !self.populated()
     }
 
-    /// Empty, not frozen, without groups below, and never killed: a kill that is under way could meet the next process.
-    /// What else a program with our rights can do to it shows when it does not take the next process.
+    /// Empty, not frozen, without groups below, and never killed by us: a kill that is under way could meet the next
+    /// process. A program with our rights can do more to it that cannot be seen: a kill of its own shows when the next
+    /// process is killed at birth; limits (`cgroup.max.depth`, extended attributes) are passed on to the next.
     fn is_as_made(&self) -> bool {
         if self.spoiled.load(Ordering::Relaxed) {
             return false;

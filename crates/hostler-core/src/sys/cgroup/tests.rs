@@ -56,11 +56,13 @@ fn a_mount_shows_the_groups_below_its_root_only() {
 
 #[test]
 fn a_host_tag_prints_and_parses_in_one_spelling() {
-    let tag = HostTag { boot: 0x8f_aac1, pid: 42, start_time: 7 };
-    assert_eq!(tag.to_string(), "008faac1-42-7");
+    let tag = HostTag { boot: 0x8f_aac1, pid: 42, start_time: 7, nonce: 0xbee };
+    assert_eq!(tag.to_string(), "008faac1-42-7-00000bee");
     assert_eq!(tag.to_string().parse(), Ok(tag));
-    assert_eq!(HostTag::from_folder("hostler-008faac1-42-7"), Some(tag));
-    assert_eq!(HostTag::from_folder("hostler-008faac1-42-7.probe-9-0"), Some(tag));
+    assert_eq!(HostTag::from_folder("hostler-008faac1-42-7-00000bee"), Some(tag));
+    assert_eq!(HostTag::from_folder("hostler-008faac1-42-7-00000bee.probe-9-0"), Some(tag));
+    // Two hosts that look alike, each from within its own pid namespace.
+    assert_ne!(HostTag::own(), HostTag::own());
     for bad in
         ["", "8faac1-42-7", "008FAAC1-42-7", "008faac1-42", "008faac1-42-7-1", "008faac1-+42-7", "x-42-7"]
     {

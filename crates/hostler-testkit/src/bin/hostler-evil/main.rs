@@ -17,9 +17,11 @@
 //! | `double-fork` | a daemon: fork, setsid, fork; the process between exits |
 //! | `hard-daemon` | the same, then no environment, no descriptors, no parent-death signal, working folder `/` |
 //! | `orphan` | a grandchild in the root's group, whose parent exited |
+//! | `clone-parent` | a child of the root's own parent, in the root's group and session (clone(2), CLONE_PARENT) |
 //! | `ignore-term` | a child; both ignore TERM, INT and HUP |
 //! | `exit-after-double-fork` | as `double-fork`, but the root exits with 0 |
 //! | `fork-chain COUNTER` | a process that for ever counts, pauses 0 to 1000 µs, forks and exits; each link in its own session. COUNTER is the file of a `SharedCounter` |
+//! | `fork-chains N COUNTER` | N such chains at once, without pauses |
 //! | `fork-bomb N [COUNTER]` | every process forks until there are N in all, the root among them |
 //! | `linger silent\|flood SECONDS` | a child holds both pipes for that time, silently or with lines that begin with `L`; the root writes `LINGER_LINES` numbered lines to each of stdout and stderr and exits with 3 at once |
 //!

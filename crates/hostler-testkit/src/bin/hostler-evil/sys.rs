@@ -95,6 +95,18 @@ pub(crate) fn fork() -> Result<Fork, Failure> {
     }
 }
 
+/// clone(2) with CLONE_PARENT: the new process is a child of this one's parent.
+pub(crate) fn fork_sibling() -> Result<Fork, Failure> {
+    let flags = libc::CLONE_PARENT | libc::SIGCHLD;
+    // SAFETY: without CLONE_VM this is a fork with another parent; there is one thread, so the child may do all that
+    // this process may.
+    match unsafe { libc::syscall(libc::SYS_clone, flags, 0, 0, 0, 0) } {
+        -1 => Err(Failure::Call { what: "clone", source: io::Error::last_os_error() }),
+        0 => Ok(Fork::Child),
+        pid => Ok(Fork::Parent(pid as libc::pid_t)),
+    }
+}
+
 /// Ends this process without any clean-up.
 pub(crate) fn exit_now(status: i32) -> ! {
     // SAFETY: it only ends the process.

@@ -28,6 +28,8 @@ enum Shape {
     Daemon,
     HardDaemon,
     Orphan,
+    /// Not a child at all, but one of the root's own parent.
+    Sibling,
 }
 
 impl Shape {
@@ -39,6 +41,7 @@ impl Shape {
             "double-fork" | "exit-after-double-fork" => Self::Daemon,
             "hard-daemon" => Self::HardDaemon,
             "orphan" => Self::Orphan,
+            "clone-parent" => Self::Sibling,
             _ => return None,
         })
     }
@@ -46,7 +49,7 @@ impl Shape {
     /// Whether a process stands between root and descendant, which exits.
     fn has_middle(self) -> bool {
         match self {
-            Self::Plain | Self::Group | Self::Session => false,
+            Self::Plain | Self::Group | Self::Session | Self::Sibling => false,
             Self::Daemon | Self::HardDaemon | Self::Orphan => true,
         }
     }
@@ -55,7 +58,8 @@ impl Shape {
 /// Runs a mode of this module; `None` if it is of another one.
 pub(crate) fn run(mode: &str, arguments: &[&str], token: &str) -> Option<Outcome> {
     Some(match (mode, arguments) {
-        ("fork-chain", [counter]) => fork_chain(counter),
+        ("fork-chain", [counter]) => fork_chains(1, Pace::Random, counter),
+        ("fork-chains", [count, counter]) => number(count).and_then(|n| fork_chains(n, Pace::Full, counter)),
         ("fork-bomb", [limit]) => Shared::anonymous().and_then(|shared| fork_bomb(limit, shared)),
         ("fork-bomb", [limit, counter]) => {
             Shared::of_file(counter).and_then(|shared| fork_bomb(limit, shared))
@@ -74,7 +78,8 @@ fn grow(shape: Shape, mode: &str, token: &str) -> Outcome {
         [libc::SIGTERM, libc::SIGINT, libc::SIGHUP].into_iter().for_each(sys::ignore);
     }
     let (reports, report) = pipe_for_reports()?;
-    match sys::fork()? {
+    let forked = if shape == Shape::Sibling { sys::fork_sibling()? } else { sys::fork()? };
+    match forked {
         Fork::Child => {
             drop(reports);
             return Err(become_member(shape, mode, &report, token));
@@ -100,7 +105,7 @@ fn become_member(shape: Shape, mode: &str, report: &OwnedFd, token: &str) -> Fai
 
 fn leave_the_root(shape: Shape) -> Result<(), Failure> {
     match shape {
-        Shape::Plain | Shape::Orphan => {}
+        Shape::Plain | Shape::Orphan | Shape::Sibling => {}
         Shape::Group => setpgid(None, None).map_err(Failure::of("make a process group"))?,
         Shape::Session | Shape::Daemon | Shape::HardDaemon => {
             setsid().map_err(Failure::of("make a session"))?;
@@ -129,26 +134,37 @@ fn member(mode: &str, report: &str) -> Outcome {
     Ok(sys::stay())
 }
 
-fn fork_chain(counter: &str) -> Outcome {
-    let shared = Shared::of_file(counter)?;
+/// How long a link lives before it forks.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Pace {
+    /// Up to a millisecond.
+    Random,
+    /// As short as can be.
+    Full,
+}
+
+fn fork_chains(count: usize, pace: Pace, counter: &str) -> Outcome {
     let (reports, report) = pipe_for_reports()?;
-    match sys::fork()? {
-        Fork::Child => {
-            drop(reports);
-            chain(shared, report)
-        }
-        Fork::Parent(first) => {
-            drop(report);
-            wait_for_reports(reports, 1)?;
-            sys::reap(first);
-            sys::say_ready()?;
-            Ok(sys::stay())
+    let mut firsts = Vec::new();
+    for _ in 0..count {
+        let shared = Shared::of_file(counter)?;
+        match sys::fork()? {
+            Fork::Child => {
+                drop(reports);
+                chain(shared, pace, report)
+            }
+            Fork::Parent(first) => firsts.push(first),
         }
     }
+    drop(report);
+    wait_for_reports(reports, count)?;
+    firsts.into_iter().for_each(sys::reap);
+    sys::say_ready()?;
+    Ok(sys::stay())
 }
 
 /// The life of all links: a loop that each goes through once, as its successor goes on in it.
-fn chain(shared: Shared, report: OwnedFd) -> ! {
+fn chain(shared: Shared, pace: Pace, report: OwnedFd) -> ! {
     let fuse = Fuse::lit();
     let mut report = Some(report);
     loop {
@@ -163,7 +179,9 @@ fn chain(shared: Shared, report: OwnedFd) -> ! {
         }
         // Multiplied by a large odd constant, the high bits of a count look random.
         let pause = (count.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) % 1001;
-        thread::sleep(Duration::from_micros(pause));
+        if pace == Pace::Random {
+            thread::sleep(Duration::from_micros(pause));
+        }
         match sys::fork() {
             Ok(Fork::Parent(_)) => sys::exit_now(0),
             Ok(Fork::Child) | Err(_) => {}
