@@ -117,7 +117,27 @@ fn without_backups_a_full_file_starts_anew() {
 }
 
 #[test]
+fn the_largest_entry_there_can_be_fits_into_the_smallest_file() {
+    // What is written longest: six bytes for one.
+    let id = "\u{1}".repeat(crate::wire::MAX_ID_BYTES);
+    let mut line = Vec::new();
+    let entry = AuditEntry {
+        ts: Timestamp::from_unix(Duration::MAX),
+        session_id: &SessionId::new("f".repeat(32)),
+        req_id: &ReqId::new(id.as_str()),
+        correlation_id: &id,
+        outcome: Outcome::Failure(Some("capability_missing")),
+        duration: Duration::MAX,
+        input_bytes: u64::MAX,
+        output_bytes: u64::MAX,
+    };
+    push_json(&mut line, &entry);
+    assert!((48 << 10..60_000).contains(&line.len()), "{}", line.len());
+}
+
+#[test]
 fn an_entry_larger_than_a_file_may_be_is_still_noted() {
+    // No agent can send one and no configuration asks for such files; who embeds the log may.
     let folder = TempDir::new().unwrap();
     let path = folder.path().join("audit");
     let mut log = log(&path, 10, 1);

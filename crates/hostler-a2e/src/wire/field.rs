@@ -176,6 +176,15 @@ pub(crate) fn id(field: &'static str, raw: &RawValue) -> Read<String> {
     }
 }
 
+/// The `proc_id` of a request: a string that is not long.
+pub(crate) fn proc_id(field: &'static str, raw: &RawValue) -> Read<String> {
+    let text = text(field, raw)?;
+    match text.len() {
+        0..=MAX_ID_BYTES => Ok(text),
+        bytes => wrong(FieldPath::Whole(field), Found::LongText { bytes }, "a string of up to 4096 bytes"),
+    }
+}
+
 /// `true` or `false`.
 pub(crate) fn boolean(field: &'static str, raw: &RawValue) -> Read<bool> {
     match raw.get() {

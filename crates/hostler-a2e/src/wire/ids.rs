@@ -4,8 +4,8 @@ use std::fmt;
 
 use serde::Serialize;
 
-/// The longest `id` of a request in bytes: every event of a process repeats the id of its spawn request, so it must
-/// stay small.
+/// The longest `id` and `proc_id` of a request in bytes. Every event of a process repeats the id of its spawn request, and
+/// every entry of the audit holds both: they must stay small, or a few requests fill all its files.
 pub const MAX_ID_BYTES: usize = 4096;
 
 macro_rules! text_id {
@@ -39,7 +39,7 @@ text_id! {
     ReqId
 }
 text_id! {
-    /// The id of a process, chosen by the host. In a request it is whatever the client wrote.
+    /// The id of a process, chosen by the host. In a request it is whatever the client wrote, up to [`MAX_ID_BYTES`].
     ProcId
 }
 text_id! {

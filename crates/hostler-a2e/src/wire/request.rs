@@ -348,7 +348,7 @@ impl<'line> Fields<'line> {
     }
 
     fn proc_id(&self) -> Read<ProcId> {
-        self.text(Name::ProcId, "").map(ProcId::new)
+        Ok(ProcId::new(self.read(Name::ProcId, field::proc_id)?.unwrap_or_default()))
     }
 
     fn handshake(&self, req_id: ReqId, version: String) -> Read<HandshakeRequest> {

@@ -41,7 +41,8 @@ pub(crate) struct RawA2e {
 pub(crate) struct RawAudit {
     pub(crate) enabled: Switch,
     pub(crate) path: FilePath,
-    pub(crate) max_bytes: Whole<4096, TIB>,
+    /// The largest entry there can be, with an `id` and a `proc_id` of escapes alone, takes 48 KiB of it.
+    pub(crate) max_bytes: Whole<65_536, TIB>,
     pub(crate) backup_count: Whole<0, 1000>,
 }
 

@@ -143,6 +143,20 @@ fn an_id_that_would_burden_every_event_is_refused() {
 }
 
 #[test]
+fn a_proc_id_that_would_fill_the_audit_is_refused() {
+    for kind in ["write", "kill", "status"] {
+        let line = |length: usize| {
+            format!(r#"{{"type":"proc/{kind}/req","id":"i","proc_id":"{}"}}"#, "p".repeat(length))
+        };
+        assert!(!say(&mut agent(), &line(4096)).contains("error"), "{kind}");
+        assert_eq!(
+            complaints([line(4097).as_bytes()]),
+            "i schema_violation: field proc_id: found a string of 4097 bytes, expected a string of up to 4096 bytes"
+        );
+    }
+}
+
+#[test]
 fn deep_nesting_is_refused_without_recursion() {
     // The message itself is one level, so that 127 lists are as deep as a message may be.
     let line = |levels: usize| {
