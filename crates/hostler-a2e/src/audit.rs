@@ -6,19 +6,25 @@
 //!
 //! Invariants:
 //! - Entries stand in the order in which they were appended, each whole on a line.
+//! - Several hosts may write one file: who looks at its size, rotates it and writes holds its lock (flock), and whoever
+//!   gets the lock of a file that was moved away opens the new one. A file that something else moves away is found out too.
+//! - Nobody waits long for that lock: entries of a host that does not get it are appended all the same, and nothing is
+//!   rotated then.
 //! - Files are readable by their owner alone (0600).
 //! - An audit that cannot be written at all is an error of its own, before anything is to be noted ([`AuditLog::open`]).
 //! - A later error is reported once, until writing works again; entries that could not be written are counted, and the
 //!   memory held never exceeds one buffer and one entry. The host goes on in any case.
 
-use std::fs::{self, File, OpenOptions, Permissions};
-use std::io::{self, Write};
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+mod target;
+
+use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rustix::fs::OFlags;
 use serde::{Serialize, Serializer};
+
+use self::target::{Patience, Target};
 
 use crate::wire::{Outcome, ReqId, SessionId, Timestamp, push_json};
 
@@ -107,6 +113,14 @@ pub enum AuditError {
         /// What the system said.
         source: io::Error,
     },
+    /// Another program holds the file's lock; entries go on into it, and it is not rotated.
+    #[error("failed to lock the audit file {}", .path.display())]
+    Lock {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
     /// A full file cannot be moved away; entries go on into it.
     #[error("failed to rotate the audit file {}", .path.display())]
     Rotate {
@@ -138,22 +152,9 @@ pub struct AuditLog {
     buffer: Vec<u8>,
     line_end: LineEnd,
     writing: Health,
-    rotating: Health,
+    /// Whether the file can be locked and rotated.
+    limiting: Health,
     lost: u64,
-}
-
-#[derive(Debug)]
-struct Target {
-    file: File,
-    kind: TargetKind,
-}
-
-#[derive(Clone, Copy, Debug)]
-enum TargetKind {
-    /// A file of ours, with its length in bytes.
-    Regular(u64),
-    /// A pipe, a terminal: never rotated, its mode is not ours.
-    Other,
 }
 
 /// How the file ends.
@@ -187,7 +188,7 @@ impl AuditLog {
             buffer: Vec::new(),
             line_end: LineEnd::Whole,
             writing: Health::Fine,
-            rotating: Health::Fine,
+            limiting: Health::Fine,
             lost: 0,
         })
     }
@@ -197,20 +198,11 @@ impl AuditLog {
         let mut line = Vec::new();
         push_json(&mut line, entry);
         line.push(b'\n');
-        let mut news = None;
-        if self.is_full_with(line.len()) {
-            news = self.flush();
-            let rotated = self.rotate();
-            // That it works again is no news: nothing was lost.
-            if let Some(Change::Failed(error)) = self.rotating.tell(rotated) {
-                news = news.or(Some(AuditNews::Trouble(error)));
-            }
-        }
         self.buffer.extend_from_slice(&line);
-        if self.buffer.len() >= BUFFER_BYTES {
-            news = news.or(self.flush());
+        if self.buffer.len() < BUFFER_BYTES {
+            return None;
         }
-        news
+        self.flush()
     }
 
     /// Writes what is buffered.
@@ -218,11 +210,15 @@ impl AuditLog {
         if self.buffer.is_empty() {
             return None;
         }
-        let written = self.write_out();
-        Some(match self.writing.tell(written)? {
-            Change::Failed(error) => AuditNews::Trouble(error),
-            Change::Works => AuditNews::Recovered { lost: self.lost },
-        })
+        let (written, limited) = self.write_out();
+        let limited = self.limiting.tell(limited);
+        match (self.writing.tell(written), limited) {
+            (Some(Change::Failed(error)), _) => Some(AuditNews::Trouble(error)),
+            (Some(Change::Works), _) => Some(AuditNews::Recovered { lost: self.lost }),
+            (None, Some(Change::Failed(error))) => Some(AuditNews::Trouble(error)),
+            // Nothing was lost.
+            (None, Some(Change::Works) | None) => None,
+        }
     }
 
     /// How many entries could not be written so far.
@@ -230,49 +226,96 @@ impl AuditLog {
         self.lost
     }
 
-    fn is_full_with(&mut self, more: usize) -> bool {
-        let (max, buffered) = (self.options.max_bytes, self.buffer.len() as u64);
-        match self.target() {
-            Ok(Target { kind: TargetKind::Regular(length), .. }) => {
-                let length = *length + buffered;
-                max > 0 && length > 0 && length + more as u64 > max
+    /// Writes the buffer and empties it, also when that fails: memory is bounded, and what was lost is counted. Says how
+    /// the writing went, and how the locking and rotating.
+    fn write_out(&mut self) -> (Result<(), AuditError>, Result<(), AuditError>) {
+        let buffer = std::mem::take(&mut self.buffer);
+        let (mut rest, mut limited) = (&buffer[..], Ok(()));
+        let written = loop {
+            if rest.is_empty() {
+                break Ok(());
             }
-            Ok(Target { kind: TargetKind::Other, .. }) => false,
-            // Reported by the write that follows.
-            Err(_) => false,
+            let (target, locked) = match self.acquire() {
+                Ok(acquired) => acquired,
+                Err(source) => break Err(AuditError::Open { path: self.options.path.clone(), source }),
+            };
+            limited = limited.and(locked);
+            let fitting = if limited.is_ok() { self.fitting(&target, rest) } else { rest };
+            if fitting.is_empty() {
+                limited = self.rotate();
+                // The lock is given up with the file, which is another one by then if all went well.
+                continue;
+            }
+            let (done, result) = self.write_and_release(target, fitting);
+            rest = &rest[done..];
+            if let Err(source) = result {
+                break Err(AuditError::Write { path: self.options.path.clone(), source });
+            }
+        };
+        self.lost += memchr::memchr_iter(b'\n', rest).count() as u64;
+        (written, limited)
+    }
+
+    /// The file that is at the path now, and whether it is locked.
+    fn acquire(&mut self) -> io::Result<(Target, Result<(), AuditError>)> {
+        // Each time round, somebody else has rotated the file meanwhile.
+        const ATTEMPTS: usize = 100;
+        let path = self.options.path.clone();
+        let patience = match self.limiting {
+            Health::Fine => Patience::Some,
+            Health::Failing => Patience::None,
+        };
+        let mut target = self.target.take().map_or_else(|| Target::open(&path), Ok)?;
+        let mut locked = target.lock(patience);
+        for _ in 0..ATTEMPTS {
+            if target.is_at(&path) {
+                break;
+            }
+            target = Target::open(&path)?;
+            self.line_end = LineEnd::Whole;
+            locked = target.lock(patience);
+        }
+        Ok((target, locked.map_err(|source| AuditError::Lock { path, source })))
+    }
+
+    /// As many of the lines as the file takes, at least one if it is empty.
+    fn fitting<'l>(&self, target: &Target, lines: &'l [u8]) -> &'l [u8] {
+        // What cannot be asked for its length is written, and says then what is wrong.
+        let Ok(Some(length)) = target.length() else { return lines };
+        let torn = u64::from(self.line_end == LineEnd::Torn);
+        let room = self.options.max_bytes.saturating_sub(length + torn);
+        if self.options.max_bytes == 0 || lines.len() as u64 <= room {
+            return lines;
+        }
+        // Less than the lines have, which is a usize.
+        match memchr::memrchr(b'\n', &lines[..room as usize]) {
+            Some(end) => &lines[..=end],
+            None if length == 0 => &lines[..=memchr::memchr(b'\n', lines).unwrap_or(lines.len() - 1)],
+            None => &[],
         }
     }
 
-    fn target(&mut self) -> io::Result<&mut Target> {
-        let target = match self.target.take() {
-            Some(target) => target,
-            None => Target::open(&self.options.path)?,
-        };
-        Ok(self.target.insert(target))
-    }
-
-    /// Writes the buffer and empties it, also when that fails: memory is bounded, and what was lost is counted.
-    fn write_out(&mut self) -> Result<(), AuditError> {
-        let buffer = std::mem::take(&mut self.buffer);
-        let path = || self.options.path.clone();
-        let (done, result) =
-            match (self.line_end, self.target.take().map_or_else(|| Target::open(&path()), Ok)) {
-                (_, Err(source)) => (0, Err(AuditError::Open { path: path(), source })),
-                (line_end, Ok(mut target)) => {
-                    let (done, result) = target.write_after(line_end, &buffer);
-                    // A file that refused a write is opened anew: it may have been replaced by then.
-                    self.target = result.is_ok().then_some(target);
-                    (done, result.map_err(|source| AuditError::Write { path: path(), source }))
-                }
-            };
-        if let Some(last) = buffer[..done].last() {
+    /// Writes lines as far as it goes and says how far; begins a new line first where the last one is torn.
+    fn write_and_release(&mut self, mut target: Target, lines: &[u8]) -> (usize, io::Result<()>) {
+        if self.line_end == LineEnd::Torn
+            && let (_, Err(error)) = target.write(b"\n")
+        {
+            return (0, Err(error));
+        }
+        let (done, result) = target.write(lines);
+        if let Some(last) = lines[..done].last() {
             self.line_end = if *last == b'\n' { LineEnd::Whole } else { LineEnd::Torn };
         }
-        self.lost += memchr::memchr_iter(b'\n', &buffer[done..]).count() as u64;
-        result
+        if result.is_ok() {
+            target.unlock();
+            // A file that refused a write is opened anew: it may have been replaced by then.
+            self.target = Some(target);
+        }
+        (done, result)
     }
 
-    /// Moves the files on by one number, and the current one to `path.1`.
+    /// Moves the files on by one number, and the current one, whose lock the caller holds, to `path.1`. That comes last:
+    /// from then on its lock keeps nobody off.
     fn rotate(&mut self) -> Result<(), AuditError> {
         let path = self.options.path.clone();
         match self.options.backup_count {
@@ -285,7 +328,6 @@ impl AuditLog {
                 if_there(fs::rename(&path, numbered(&path, 1)), &path)?;
             }
         }
-        self.target = None;
         self.line_end = LineEnd::Whole;
         Ok(())
     }
@@ -295,52 +337,6 @@ impl Drop for AuditLog {
     fn drop(&mut self) {
         // Nobody is left to be told of an error.
         let _ = self.flush();
-    }
-}
-
-impl Target {
-    /// Opens a file for appending and makes it private.
-    fn open(path: &Path) -> io::Result<Self> {
-        const PRIVATE: u32 = 0o600;
-        // Means nothing to a file. A pipe without a reader is an error, and a full one is not waited for.
-        let flags = OFlags::NONBLOCK | OFlags::NOCTTY;
-        let mut options = OpenOptions::new();
-        options.append(true).create(true).mode(PRIVATE).custom_flags(flags.bits().cast_signed());
-        let file = options.open(path)?;
-        let metadata = file.metadata()?;
-        if !metadata.is_file() {
-            return Ok(Self { file, kind: TargetKind::Other });
-        }
-        if metadata.permissions().mode() & 0o777 != PRIVATE {
-            file.set_permissions(Permissions::from_mode(PRIVATE))?;
-        }
-        Ok(Self { file, kind: TargetKind::Regular(metadata.len()) })
-    }
-
-    /// Writes `bytes` as far as it goes and says how far; begins a new line first where the last one is torn.
-    fn write_after(&mut self, line_end: LineEnd, bytes: &[u8]) -> (usize, io::Result<()>) {
-        if line_end == LineEnd::Torn
-            && let (_, Err(error)) = self.write(b"\n")
-        {
-            return (0, Err(error));
-        }
-        self.write(bytes)
-    }
-
-    fn write(&mut self, bytes: &[u8]) -> (usize, io::Result<()>) {
-        let mut done = 0;
-        while done < bytes.len() {
-            match self.file.write(&bytes[done..]) {
-                Ok(0) => return (done, Err(io::ErrorKind::WriteZero.into())),
-                Ok(count) => done += count,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return (done, Err(error)),
-            }
-        }
-        if let TargetKind::Regular(length) = &mut self.kind {
-            *length += done as u64;
-        }
-        (done, Ok(()))
     }
 }
 

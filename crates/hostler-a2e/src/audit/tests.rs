@@ -1,8 +1,10 @@
 //! The audit file on a real file system.
 
-use std::fs;
-use std::os::unix::fs::PermissionsExt;
+use std::collections::BTreeMap;
+use std::fs::{self, OpenOptions, Permissions};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 
+use rustix::fs::{FlockOperation, OFlags};
 use tempfile::TempDir;
 
 use super::*;
@@ -168,13 +170,10 @@ fn what_cannot_be_written_is_an_error_before_anything_is_noted() {
 fn an_error_is_reported_once_until_writing_works_again() {
     let folder = TempDir::new().unwrap();
     let path = folder.path().join("folder/audit");
-    let lose = |log: &mut AuditLog| {
-        fs::remove_dir_all(folder.path().join("folder")).unwrap();
-        log.target = None;
-    };
+    let lose = || fs::remove_dir_all(folder.path().join("folder")).unwrap();
     fs::create_dir(folder.path().join("folder")).unwrap();
     let mut log = log(&path, 0, 5);
-    lose(&mut log);
+    lose();
     assert!(note(&mut log, 0).is_none());
     let error = trouble(log.flush()).unwrap();
     assert_eq!(error.to_string(), format!("failed to open the audit file {}", path.display()));
@@ -188,7 +187,7 @@ fn an_error_is_reported_once_until_writing_works_again() {
     assert!(matches!(log.flush(), Some(AuditNews::Recovered { lost: 2 })));
     assert_eq!(numbers(&path), [2]);
 
-    lose(&mut log);
+    lose();
     assert!(note(&mut log, 3).is_none());
     assert!(trouble(log.flush()).is_some());
     assert_eq!(log.lost(), 3);
@@ -223,11 +222,87 @@ fn a_file_that_cannot_be_moved_away_is_written_on() {
     let path = folder.path().join("audit");
     fs::create_dir(numbered(&path, 1)).unwrap();
     let mut log = log(&path, 400, 1);
-    let errors: Vec<_> = (0..6).filter_map(|number| trouble(note(&mut log, number))).collect();
+    let errors: Vec<_> = (0..6)
+        .filter_map(|number| {
+            assert!(note(&mut log, number).is_none());
+            trouble(log.flush())
+        })
+        .collect();
     assert_eq!(errors.len(), 1);
     assert_eq!(errors[0].to_string(), format!("failed to rotate the audit file {}", path.display()));
     drop(log);
     assert_eq!(numbers(&path), [0, 1, 2, 3, 4, 5]);
+}
+
+#[test]
+fn several_hosts_on_one_file_lose_nothing_and_keep_to_its_size() {
+    const WRITERS: u32 = 4;
+    const EACH: u32 = 100;
+    const MAX_BYTES: u64 = 1000;
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("audit");
+    std::thread::scope(|scope| {
+        for writer in 0..WRITERS {
+            let mut log = log(&path, MAX_BYTES, 1000);
+            scope.spawn(move || {
+                for number in 0..EACH {
+                    assert!(note(&mut log, writer * EACH + number).is_none());
+                    // Some write each entry, some many at once.
+                    assert!(number % (writer + 1) > 0 || log.flush().is_none());
+                }
+            });
+        }
+    });
+    let older = (1..).map(|number| numbered(&path, number)).take_while(|file| file.exists());
+    let mut files: Vec<_> = [path.clone()].into_iter().chain(older).collect();
+    files.reverse();
+    assert_eq!(files.len(), fs::read_dir(folder.path()).unwrap().count());
+    let mut found: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
+    for file in &files {
+        let length = fs::metadata(file).unwrap().len();
+        assert!(length <= MAX_BYTES, "{length} bytes in {file:?}");
+        for number in numbers(file) {
+            found.entry(number / EACH).or_default().push(number);
+        }
+    }
+    let all = (0..WRITERS).map(|writer| (writer, (writer * EACH..(writer + 1) * EACH).collect()));
+    assert_eq!(found, all.collect(), "each once, and those of a host in their order");
+}
+
+#[test]
+fn a_file_that_somebody_else_has_moved_away_is_not_written_any_more() {
+    let folder = TempDir::new().unwrap();
+    let (path, moved) = (folder.path().join("audit"), folder.path().join("moved"));
+    let mut log = log(&path, 0, 5);
+    assert!(note(&mut log, 1).is_none() && log.flush().is_none());
+    fs::rename(&path, &moved).unwrap();
+    assert!(note(&mut log, 2).is_none() && log.flush().is_none());
+    assert_eq!((numbers(&moved), numbers(&path)), (vec![1], vec![2]));
+    fs::remove_file(&path).unwrap();
+    assert!(note(&mut log, 3).is_none() && log.flush().is_none());
+    assert_eq!(numbers(&path), [3]);
+}
+
+#[test]
+fn a_lock_that_somebody_keeps_costs_no_entry_and_is_reported_once() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("audit");
+    let mut log = log(&path, 400, 5);
+    let other = fs::File::open(&path).unwrap();
+    rustix::fs::flock(&other, FlockOperation::LockExclusive).unwrap();
+    let errors: Vec<_> = (0..4)
+        .filter_map(|number| {
+            assert!(note(&mut log, number).is_none());
+            trouble(log.flush())
+        })
+        .collect();
+    assert_eq!(errors.len(), 1);
+    assert_eq!(errors[0].to_string(), format!("failed to lock the audit file {}", path.display()));
+    assert_eq!(numbers(&path), [0, 1, 2, 3]);
+    drop(other);
+    assert!(note(&mut log, 4).is_none() && log.flush().is_none());
+    assert_eq!((numbers(&numbered(&path, 1)), numbers(&path)), (vec![0, 1, 2, 3], vec![4]));
+    assert_eq!(log.lost(), 0);
 }
 
 #[test]
