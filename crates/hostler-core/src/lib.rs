@@ -49,7 +49,7 @@ pub use outputs::{Chunk, Flush, Outputs, Pulled};
 pub use process::{Process, Signalled, Status, outcome};
 pub use session::{Session, SessionOptions};
 pub use spec::{Limit, SpawnError, SpawnSpec, SpecError, StderrMode, StdinMode};
-pub use state_dir::{Places, StateDir, StateDirError, StateHome};
+pub use state_dir::{Places, StateDir, StateDirError, StateForecast, StateHome};
 pub use stdin::{MAX_WAITING, Then, WriteError, Writing};
 pub use sys::signal::Signal;
 pub use sys::wait::Usage;

@@ -11,6 +11,7 @@
 //! - removing never follows a symbolic link and never enters another mount;
 //! - a base folder that is a link, belongs to somebody else or can be written by others is refused.
 
+mod forecast;
 mod remove;
 #[cfg(test)]
 mod tests;
@@ -26,6 +27,8 @@ use rustix::io::Errno;
 use rustix::rand::{GetRandomFlags, getrandom};
 
 use crate::capture::{Disk, FolderDisk};
+
+pub use forecast::StateForecast;
 
 const LOCK: &str = "lock";
 const PREFIX: &str = "host-";

@@ -1,13 +1,14 @@
 //! `hostler doctor`: what the machine offers, one line a probe, with what follows from it.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fmt::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use hostler_core::sys::probe::{Feature, Finding, Probe, Probes};
+use hostler_core::{Places, StateForecast};
 use serde_json::{Value, json};
 
-use crate::config::{Cgroup, Config, Loaded, lookup};
+use crate::config::{Cgroup, Loaded, lookup};
 
 /// What was found out.
 #[derive(Debug)]
@@ -19,33 +20,9 @@ pub(crate) struct Report {
 
 /// Probes the machine. `variables` tell where state would go.
 pub(crate) fn examine(loaded: &Loaded, variables: &[(OsString, OsString)]) -> Report {
-    let state = state_folder(&loaded.config, variables);
-    Report {
-        files: loaded.files.clone(),
-        probes: Probes::run(Some(&state)),
-        cgroup: loaded.config.runtime.cgroup,
-    }
-}
-
-/// The folder that state will go to: the first that works, or the first of all when none does.
-fn state_folder(config: &Config, variables: &[(OsString, OsString)]) -> PathBuf {
-    let works = |path: &PathBuf| matches!(Probe::of_state_folder(Some(path)).finding, Finding::Available(_));
-    let mut candidates = state_folders(config, variables);
-    let chosen = candidates.iter().position(works).unwrap_or(0);
-    candidates.swap_remove(chosen)
-}
-
-/// The places in their order; there is always one.
-fn state_folders(config: &Config, variables: &[(OsString, OsString)]) -> Vec<PathBuf> {
-    if let Some(path) = &config.runtime.state_dir {
-        return vec![path.clone()];
-    }
-    let folder = |name| lookup(variables, name).map(Path::new).filter(|path| path.is_absolute());
-    let user = rustix::process::geteuid().as_raw();
-    let temporary = folder("TMPDIR").unwrap_or(Path::new("/tmp")).join(format!("hostler-{user}"));
-    let state = folder("XDG_STATE_HOME").map(|path| path.join("hostler"));
-    let home = folder("HOME").map(|path| path.join(".local/state/hostler"));
-    [state, home, Some(temporary)].into_iter().flatten().collect()
+    let places = Places::of(|name| lookup(variables, name).map(OsStr::to_owned));
+    let state = StateForecast::of(loaded.config.runtime.state_dir.as_deref(), &places);
+    Report { files: loaded.files.clone(), probes: Probes::run(&state), cgroup: loaded.config.runtime.cgroup }
 }
 
 impl Report {

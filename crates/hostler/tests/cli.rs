@@ -4,6 +4,7 @@
 use std::fs::{self, File};
 use std::io::{PipeReader, Write, pipe};
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
@@ -392,6 +393,22 @@ fn doctor_says_what_follows_from_each_probe() {
     let state = table.lines().find(|line| line.contains("state_folder")).unwrap();
     assert!(state.contains("(HOME/.local/state/hostler, ") && state.ends_with(" bytes free)"), "{state}");
     assert!(table.contains("yes  proc "), "{table}");
+}
+
+#[test]
+fn doctor_names_the_state_folder_that_a_host_uses_and_why_others_are_not() {
+    let home = Home::new();
+    home.file("state/hostler/x", "");
+    let exposed = home.path().join("state/hostler");
+    fs::set_permissions(&exposed, fs::Permissions::from_mode(0o777)).unwrap();
+    let state_home = home.path().join("state");
+    let outcome = home.run_with(&["doctor"], &[("XDG_STATE_HOME", state_home.to_str().unwrap())]);
+    let state = outcome.stdout.lines().find(|line| line.contains("state_folder")).unwrap();
+    assert!(state.contains("(HOME/.local/state/hostler, "), "{state}");
+    assert!(
+        state.ends_with("; not used: HOME/state/hostler can be written by others (mode 0777))"),
+        "{state}"
+    );
 }
 
 #[test]

@@ -212,3 +212,45 @@ fn places_are_tried_in_order_and_without_any_the_ring_is_all() {
     let StateHome::RingOnly { refused } = configured else { panic!("a configured place is the only one") };
     assert_eq!(refused.len(), 1);
 }
+
+#[test]
+fn a_forecast_names_the_place_that_a_host_then_uses_and_leaves_nothing_behind() {
+    let root = temporary();
+    let place = |name: &str| root.path().join(name);
+    let [real, home, tmp] = ["real", "home", "tmp"].map(place);
+    for folder in [&real, &home, &tmp] {
+        std::fs::create_dir(folder).unwrap();
+    }
+    let [exposed, linked, missing, file] = ["exposed", "linked", "missing", "file"].map(place);
+    std::fs::create_dir_all(exposed.join("hostler")).unwrap();
+    std::fs::set_permissions(exposed.join("hostler"), std::fs::Permissions::from_mode(0o777)).unwrap();
+    std::fs::create_dir(&linked).unwrap();
+    symlink(&real, linked.join("hostler")).unwrap();
+    std::fs::write(&file, "").unwrap();
+    for (state_home, refused) in [(&exposed, 1), (&linked, 1), (&file, 1), (&missing, 0), (&real, 0)] {
+        let places = Places {
+            xdg_state_home: Some(state_home.clone()),
+            home: Some(home.clone()),
+            tmpdir: Some(tmp.clone()),
+        };
+        let forecast = StateForecast::of(None, &places);
+        let chosen = forecast.chosen.clone().unwrap();
+        assert_eq!(forecast.refused.len(), refused, "{forecast:?}");
+        assert!(
+            [&missing, &real, &home].iter().all(|folder| !folder.join("hostler").exists()),
+            "{forecast:?}"
+        );
+        assert!(!home.join(".local").exists(), "{forecast:?}");
+
+        let StateHome::Folder(folder) = StateHome::open(None, &places) else { panic!("{places:?}") };
+        assert_eq!(folder.path().parent(), Some(chosen.as_path()));
+        drop(folder);
+        // There is one now, and trying it leaves it as it was.
+        assert_eq!(StateForecast::of(None, &places).chosen, Some(chosen.clone()));
+        assert_eq!(entries(&chosen), [""; 0]);
+        std::fs::remove_dir_all(&home).unwrap();
+        std::fs::create_dir(&home).unwrap();
+        let _ = std::fs::remove_dir(real.join("hostler"));
+        let _ = std::fs::remove_dir_all(&missing);
+    }
+}

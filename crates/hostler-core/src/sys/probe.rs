@@ -9,16 +9,16 @@
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
-use std::path::Path;
 use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use rustix::fs::{Access, MemfdFlags};
+use rustix::fs::MemfdFlags;
 use rustix::process::{PidfdFlags, Resource, WaitId, WaitIdOptions};
 
 use super::cgroup::{Base, HostTag, SessionGroup};
 use crate::id::ProcessIds;
+use crate::state_dir::StateForecast;
 
 /// All probes, in the order in which they are shown.
 #[derive(Clone, Debug)]
@@ -184,11 +184,6 @@ impl Feature {
 }
 
 impl Probe {
-    /// Asks for the folder for state alone: whether it can be written, or made, and how much room there is.
-    pub fn of_state_folder(state_dir: Option<&Path>) -> Self {
-        probe(Feature::StateFolder, state_folder(state_dir))
-    }
-
     /// What follows for hostler.
     pub fn used(&self) -> &'static str {
         match self.finding {
@@ -207,10 +202,10 @@ impl Probe {
 }
 
 impl Probes {
-    /// Asks for everything. `state_dir` is the folder that state would go to; it need not exist yet.
+    /// Asks for everything. `state` tells where state would go.
     ///
     /// Takes some milliseconds and forks once, so it is for the start and for people, not for a loop.
-    pub fn run(state_dir: Option<&Path>) -> Self {
+    pub fn run(state: &StateForecast) -> Self {
         let all = vec![
             probe(Feature::Kernel, Ok(rustix::system::uname().release().to_string_lossy().into_owned())),
             probe(Feature::Clone3, clone3()),
@@ -233,7 +228,7 @@ impl Probes {
                 Feature::OomScore,
                 quiet(fs::OpenOptions::new().write(true).open("/proc/self/oom_score_adj")),
             ),
-            Probe::of_state_folder(state_dir),
+            probe(Feature::StateFolder, state_folder(state)),
         ];
         Self { all }
     }
@@ -331,24 +326,16 @@ fn open_files() -> String {
     format!("soft {}, hard {}", show(limit.current), show(limit.maximum))
 }
 
-fn state_folder(state_dir: Option<&Path>) -> Answer {
-    let wanted = state_dir.ok_or("no folder is named")?;
-    let at = |error: io::Error, path: &Path| format!("{}: {error}", path.display());
-    for folder in wanted.ancestors() {
-        match folder.try_exists() {
-            Ok(false) => {}
-            Err(error) => return Err(at(error, folder)),
-            Ok(true) => {
-                // The trailing slash asks for a folder.
-                rustix::fs::access(folder.join(""), Access::WRITE_OK | Access::EXEC_OK)
-                    .map_err(|error| at(error.into(), folder))?;
-                let space = rustix::fs::statvfs(folder).map_err(|error| at(error.into(), folder))?;
-                let free = space.f_bavail.saturating_mul(space.f_frsize);
-                return Ok(format!("{}, {free} bytes free", wanted.display()));
-            }
-        }
-    }
-    Err(format!("{}: not an absolute path", wanted.display()))
+/// The folder that will be used, how much room there is, and why the places before it were passed over.
+fn state_folder(state: &StateForecast) -> Answer {
+    let refused: Vec<String> = state.refused.iter().map(|error| chain(error)).collect();
+    let Some(chosen) = &state.chosen else { return Err(refused.join("; ")) };
+    let space = chosen.ancestors().find_map(|folder| rustix::fs::statvfs(folder).ok());
+    let free = space.map_or("an unknown number of".to_owned(), |space| {
+        space.f_bavail.saturating_mul(space.f_frsize).to_string()
+    });
+    let passed_over = refused.iter().map(|reason| format!("; not used: {reason}"));
+    Ok(format!("{}, {free} bytes free{}", chosen.display(), passed_over.collect::<String>()))
 }
 
 /// Makes a group for a process below our own, lets one be born into it, and removes it. Says where.
@@ -434,11 +421,14 @@ fn reap(pidfd: BorrowedFd<'_>) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
+    use crate::state_dir::Places;
 
     #[test]
     fn probing_answers_each_feature_once_and_leaves_neither_children_nor_groups() {
-        let probes = Probes::run(None);
+        let probes = Probes::run(&StateForecast { chosen: None, refused: Vec::new() });
         let names: std::collections::HashSet<_> =
             probes.all.iter().map(|probe| probe.feature.name()).collect();
         assert_eq!(names.len(), probes.all.len());
@@ -467,21 +457,31 @@ mod tests {
     }
 
     #[test]
-    fn a_state_folder_need_not_exist_but_must_be_possible() {
+    fn the_state_folder_is_shown_with_its_room_and_with_what_was_refused_before_it() {
         let folder = tempfile::tempdir().unwrap();
-        let wanted = folder.path().join("a/b");
-        let answer = state_folder(Some(&wanted)).unwrap();
-        assert!(
-            answer.starts_with(&wanted.display().to_string()) && answer.ends_with(" bytes free"),
-            "{answer}"
-        );
-        assert!(!wanted.exists());
-
         let file = folder.path().join("file");
         fs::write(&file, "").unwrap();
-        let reason = state_folder(Some(&file.join("x"))).unwrap_err();
-        assert!(reason.ends_with("Not a directory (os error 20)"), "{reason}");
-        assert_eq!(state_folder(None), Err("no folder is named".into()));
+        let places = Places {
+            xdg_state_home: Some(file.clone()),
+            home: Some(folder.path().into()),
+            tmpdir: Some(file.clone()),
+        };
+        let answer = state_folder(&StateForecast::of(None, &places)).unwrap();
+        let (chosen, refused) = answer.split_once(" bytes free").unwrap();
+        let expected = folder.path().join(".local/state/hostler, ");
+        assert!(chosen.starts_with(expected.to_str().unwrap()), "{answer}");
+        let reason = format!(
+            "; not used: failed to make {}: Not a directory (os error 20)",
+            file.join("hostler").display()
+        );
+        assert_eq!(refused, reason);
+
+        let nowhere = StateForecast::of(Some(&file), &places);
+        let reason = format!(
+            "failed to open {} as a folder (a symbolic link is refused): Not a directory (os error 20)",
+            file.display()
+        );
+        assert_eq!(state_folder(&nowhere), Err(reason));
     }
 
     #[test]
