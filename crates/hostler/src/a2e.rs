@@ -11,6 +11,7 @@ use hostler_a2e::protocol::{Connection, ConnectionOptions};
 use hostler_a2e::session::A2eSession;
 use hostler_a2e::stdio::{self, Ending};
 use hostler_a2e::wire::{Secret, SessionId};
+use hostler_core::sys::signal::is_ignored;
 use hostler_core::{CgroupUse, HelperProgram, Host, HostOptions, Nursery, Places, Session, SessionOptions};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -116,24 +117,37 @@ fn stdio_ends() -> std::io::Result<(OwnedFd, OwnedFd)> {
 /// The signals that ask a host to end.
 struct StopSignals {
     term: Signal,
-    interrupt: Signal,
-    hangup: Signal,
+    interrupt: Option<Signal>,
+    hangup: Option<Signal>,
 }
 
 impl StopSignals {
     fn listen() -> std::io::Result<Self> {
         Ok(Self {
             term: signal(SignalKind::terminate())?,
-            interrupt: signal(SignalKind::interrupt())?,
-            hangup: signal(SignalKind::hangup())?,
+            interrupt: unless_ignored(SignalKind::interrupt())?,
+            hangup: unless_ignored(SignalKind::hangup())?,
         })
     }
 
     async fn any(mut self) {
         tokio::select! {
             _ = self.term.recv() => {}
-            _ = self.interrupt.recv() => {}
-            _ = self.hangup.recv() => {}
+            () = arrives(self.interrupt.as_mut()) => {}
+            () = arrives(self.hangup.as_mut()) => {}
         }
+    }
+}
+
+/// A signal that was ignored when the host started stays so: nohup wants it to live on after its terminal, and a shell
+/// keeps the ^C of its terminal from what runs in its background.
+fn unless_ignored(kind: SignalKind) -> std::io::Result<Option<Signal>> {
+    (!is_ignored(kind.as_raw_value())).then(|| signal(kind)).transpose()
+}
+
+async fn arrives(listened_to: Option<&mut Signal>) {
+    match listened_to {
+        Some(signal) => drop(signal.recv().await),
+        None => std::future::pending().await,
     }
 }

@@ -61,6 +61,16 @@ fn full_set() -> libc::sigset_t {
     }
 }
 
+/// Whether this process ignores a signal, as whoever started it may have asked for (nohup(1), a shell's background).
+pub fn is_ignored(number: i32) -> bool {
+    let mut action = std::mem::MaybeUninit::<libc::sigaction>::zeroed();
+    // SAFETY: the action is valid for writing, all zero is a value of it, and none is set.
+    unsafe {
+        libc::sigaction(number, ptr::null(), action.as_mut_ptr()) == 0
+            && action.assume_init().sa_sigaction == libc::SIG_IGN
+    }
+}
+
 /// Puts every signal back to its default and blocks all of them in this thread and in those that it starts.
 ///
 /// For keepers and the nursery, whose children then start with nothing ignored: a blocked signal is unblocked by

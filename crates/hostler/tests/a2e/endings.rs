@@ -23,7 +23,9 @@ const TREES: [&str; 5] = ["setsid", "double-fork", "hard-daemon", "ignore-term",
 
 /// A host with a stubborn tree of each kind, all ready.
 fn grown(test: &str) -> (Host, Client, Vec<Proc>) {
-    let (mut host, mut client) = Setup::new(test).start_greeted();
+    // Whoever runs the tests in the background has SIGINT ignored, and what is ignored would be ignored by the host.
+    let setup = Setup::new(test).shell("exec env --default-signal=INT,HUP \"$0\" \"$@\"");
+    let (mut host, mut client) = setup.start_greeted();
     let procs = TREES.iter().map(|tree| client.evil(&host, &[tree])).collect();
     host.note_helpers();
     // The host, at least two processes of each tree but one, and a pause for nobody: all bear the token.
@@ -102,6 +104,22 @@ fn everything_ends_at_sigint() {
 #[test]
 fn everything_ends_at_sighup() {
     everything_ends("sighup", Way::Signal(Signal::HUP));
+}
+
+#[test]
+fn a_host_that_was_started_with_signals_ignored_goes_on_ignoring_them() {
+    let (host, mut client) = Setup::new("nohup").shell("trap '' HUP INT").start_greeted();
+    let status = std::fs::read_to_string(format!("/proc/{}/status", host.pid())).unwrap();
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap();
+    // One bit for each signal, the lowest for number 1.
+    let ignored = u64::from_str_radix(ignored.trim(), 16).unwrap();
+    let bit = |signal: Signal| ignored >> (signal.as_raw() - 1) & 1;
+    assert_eq!((bit(Signal::HUP), bit(Signal::INT), bit(Signal::TERM)), (1, 1, 0), "{status}");
+    host.signal(Signal::HUP);
+    host.signal(Signal::INT);
+    let proc = client.evil(&host, &["exit", "0"]);
+    assert_eq!(client.finish(&proc).end, Data::Code(0));
+    host.end(client);
 }
 
 #[test]
