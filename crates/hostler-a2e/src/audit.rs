@@ -37,7 +37,8 @@ pub struct AuditEntry<'a> {
     pub session_id: &'a SessionId,
     /// Its id.
     pub req_id: &'a ReqId,
-    /// What ties it to other requests: the process that it is about, or the id of the spawn request.
+    /// What ties it to other requests: the process that it is about. Empty for a start that failed, for a question about
+    /// all processes, and for a request that was refused as it stands.
     pub correlation_id: &'a str,
     /// How it went.
     pub outcome: Outcome,

@@ -255,7 +255,7 @@ impl Connection {
         EventForm { data: self.options.data_form, push: self.options.push_form }
     }
 
-    /// Whether a good handshake has been made. A host ends sessions that stay without one.
+    /// Whether a good handshake has been made.
     pub fn is_welcome(&self) -> bool {
         match self.standing {
             Standing::Stranger => false,

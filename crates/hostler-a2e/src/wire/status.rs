@@ -11,7 +11,7 @@ use super::json::Timestamp;
 /// What is known of a process. Codes are exit codes, or the negated number of the signal that ended the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
-    /// It runs, or its end was not yet reported by its terminal event.
+    /// It runs, or how it ended is not known yet. Its terminal event may come later than another fate than this.
     Running,
     /// It ended on its own, or by a signal from elsewhere.
     Exited {

@@ -103,7 +103,7 @@ fn a_graceful_shutdown_after_sigterm_counts_as_killed_however_long_it_takes() {
 }
 
 #[test]
-fn an_interrupt_that_was_survived_does_not_colour_a_later_exit() {
+fn a_later_exit_does_not_count_as_killed_after_an_interrupt_that_was_survived() {
     check_outcome(&[(1.0, INTERRUPT), (1.5, EXIT_0)], Outcome::Killed);
     check_outcome(&[(1.0, INTERRUPT), (3.0, Input::SignalSettled), (9.0, EXIT_0)], Outcome::Completed);
     check_outcome(
