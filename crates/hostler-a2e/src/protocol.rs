@@ -20,7 +20,7 @@ use crate::codec::Item;
 use crate::encode::{DataForm, EventForm, PushForm};
 use crate::wire::{
     Accepted, Denied, Envelope, HandshakeRefusal, HandshakeRequest, KillRefusal, Malformed, ProcId,
-    ProcKillRequest, ProcStatusRequest, ProcWriteRequest, Reply, ReqId, Request, Secret, SessionId,
+    ProcKillRequest, ProcStatusRequest, ProcWriteRequest, Reply, ReqId, Request, Secret, SessionId, Shown,
 };
 
 /// The longest time limit of a process, a hundred years: larger ones become this, so that adding it to a clock never
@@ -226,13 +226,10 @@ impl Connection {
     }
 
     fn shake_hands(&mut self, request: HandshakeRequest) -> Reply {
-        if !speaks_our_version(&request.version) {
-            return Reply::unwelcome(request.req_id, HandshakeRefusal::VersionMismatch);
-        }
-        if let Some(token) = &self.options.auth_token
-            && !same_secret(token, &request.auth_token)
-        {
-            return Reply::unwelcome(request.req_id, HandshakeRefusal::AuthFailed);
+        let agent = Shown(&request.agent_id);
+        if let Some(refusal) = self.objection(&request) {
+            tracing::info!(%agent, %refusal, "a handshake was refused");
+            return Reply::unwelcome(request.req_id, refusal);
         }
         let asks_for = |capability| request.agent_caps.iter().any(|word| word == capability);
         let mut events = self.default_form();
@@ -247,8 +244,17 @@ impl Connection {
         } else {
             (Standing::Guest, Accepted::Nothing)
         };
+        tracing::info!(%agent, "a handshake was accepted");
         self.standing = standing;
         Reply::welcome(request.req_id, self.options.session_id.clone(), accepted)
+    }
+
+    fn objection(&self, request: &HandshakeRequest) -> Option<HandshakeRefusal> {
+        if !speaks_our_version(&request.version) {
+            return Some(HandshakeRefusal::VersionMismatch);
+        }
+        let token = self.options.auth_token.as_ref()?;
+        (!same_secret(token, &request.auth_token)).then_some(HandshakeRefusal::AuthFailed)
     }
 
     fn default_form(&self) -> EventForm {

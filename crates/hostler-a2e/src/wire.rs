@@ -24,6 +24,7 @@ pub(crate) use ids::count_up;
 pub use ids::{MAX_ID_BYTES, MessageIds, ProcId, ReqId, SessionId};
 pub use json::Timestamp;
 pub(crate) use json::{push_json, push_json_text};
+pub(crate) use refusal::Shown;
 pub use refusal::{
     Denied, EnvelopeCode, HandshakeRefusal, KillRefusal, Malformed, ProcCode, SpawnRefusal, WriteRefusal,
 };

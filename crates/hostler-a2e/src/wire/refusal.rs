@@ -339,7 +339,7 @@ pub enum WriteRefusal {
     /// The session has no such process.
     #[error("unknown_proc")]
     UnknownProc,
-    /// The process has ended.
+    /// The process has ended, before the write or while that waited for it to read.
     #[error("proc_dead")]
     ProcDead,
     /// An earlier write said `eof`.
@@ -351,9 +351,6 @@ pub enum WriteRefusal {
     /// The process closed its end.
     #[error("the process has closed its stdin; it runs on")]
     ClosedByProcess,
-    /// The process ended before it had read everything.
-    #[error("proc_dead: the process ended before it had read all of the data")]
-    EndedWhileWriting,
     /// Too many writes wait for the process.
     #[error(
         "{limit} writes wait for the process to read, and no more are taken; wait for their answers before the next"
@@ -375,7 +372,7 @@ impl WriteRefusal {
     pub fn code(&self) -> Option<ProcCode> {
         match self {
             Self::UnknownProc => Some(ProcCode::UnknownProc),
-            Self::ProcDead | Self::EndedWhileWriting => Some(ProcCode::ProcDead),
+            Self::ProcDead => Some(ProcCode::ProcDead),
             Self::AfterEof
             | Self::NoStdin
             | Self::ClosedByProcess

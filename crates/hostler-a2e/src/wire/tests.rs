@@ -186,7 +186,6 @@ fn refused_writes_start_with_their_code() {
             refused(WriteRefusal::AfterEof),
             refused(WriteRefusal::NoStdin),
             refused(WriteRefusal::ClosedByProcess),
-            refused(WriteRefusal::EndedWhileWriting),
             refused(WriteRefusal::TooMany { limit: 3 }),
             refused(WriteRefusal::Write { reason: io::Error::from_raw_os_error(5) }),
         ]),
@@ -196,7 +195,6 @@ fn refused_writes_start_with_their_code() {
     {"type":"proc/write/resp","req_id":"p1","proc_id":"c0ffee","ok":false,"pid":0,"error":"stdin is closed: an earlier write had eof set"}
     {"type":"proc/write/resp","req_id":"p1","proc_id":"c0ffee","ok":false,"pid":0,"error":"the process has no stdin: it was started with stdin_mode \"null\""}
     {"type":"proc/write/resp","req_id":"p1","proc_id":"c0ffee","ok":false,"pid":0,"error":"the process has closed its stdin; it runs on"}
-    {"type":"proc/write/resp","req_id":"p1","proc_id":"c0ffee","ok":false,"pid":0,"error":"proc_dead: the process ended before it had read all of the data"}
     {"type":"proc/write/resp","req_id":"p1","proc_id":"c0ffee","ok":false,"pid":0,"error":"3 writes wait for the process to read, and no more are taken; wait for their answers before the next"}
     {"type":"proc/write/resp","req_id":"p1","proc_id":"c0ffee","ok":false,"pid":0,"error":"failed to write to stdin: Input/output error (os error 5)"}
     "#
@@ -237,7 +235,6 @@ fn a_refusal_whose_text_starts_with_a_code_has_that_code_for_the_audit() {
         spawn(SpawnRefusal::EmptyCommand),
         write(WriteRefusal::UnknownProc),
         write(WriteRefusal::ProcDead),
-        write(WriteRefusal::EndedWhileWriting),
         write(WriteRefusal::AfterEof),
     ] {
         let code = codes.into_iter().find(|code| text == *code || text.starts_with(&format!("{code}: ")));

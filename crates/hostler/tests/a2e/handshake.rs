@@ -88,6 +88,25 @@ fn a_token_by_file_opens() {
     host.end(client);
 }
 
+#[test]
+fn the_log_names_the_agent_that_has_shaken_hands_in_one_short_line() {
+    let (host, mut client) = Setup::new("agent in the log").flag("--log-level=info").start();
+    let name = format!("line 1\nline 2 {}", "x".repeat(1000));
+    let refused = json!({"agent_id": "old", "version": "2.0", "agent_caps": ["proc"]});
+    assert_eq!(client.call("handshake/req", refused)["ok"], false);
+    assert_eq!(client.call("handshake/req", json!({"agent_id": name, "agent_caps": ["proc"]}))["ok"], true);
+    // Messages leave the host by a thread of their own.
+    crate::client::until("both messages", || {
+        let log = host.log();
+        let line = |text: &str| log.lines().find(|line| line.contains(text)).map(str::to_owned);
+        let (refused, accepted) = (line("a handshake was refused")?, line("a handshake was accepted")?);
+        assert!(refused.contains(r#"agent="old""#) && refused.contains("version_mismatch"), "{refused}");
+        assert!(accepted.contains(r#"agent="line 1\nline 2 xxx"#) && accepted.len() < 300, "{accepted}");
+        Some(())
+    });
+    host.end(client);
+}
+
 /// The whole answer to a handshake, its ids and times aside, and the form of the events that follow.
 fn forms(setup: Setup, capabilities: &[&str]) -> (Value, Value, String) {
     let (host, mut client) = setup.start();
