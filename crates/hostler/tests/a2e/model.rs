@@ -75,11 +75,22 @@ fn op() -> impl Strategy<Value = Op> {
 enum Asked {
     Spawn(usize),
     Refused,
-    Write { whom: usize, text: String, was_over: bool },
-    Kill { whom: usize, known_signal: bool, was_over: bool },
-    Status { whom: usize, was_over: bool },
+    Write { whom: usize, text: String, was: Was },
+    Kill { whom: usize, known_signal: bool, was: Was },
+    Status { whom: usize, was: Was },
     StatusAll,
     Nobody,
+}
+
+/// What is known of a process when something is asked of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Was {
+    /// It runs and reads: nothing has given it a reason to end.
+    Alive,
+    /// It may have ended by the time the host reads the request.
+    Either,
+    /// Its last event was out.
+    Over,
 }
 
 /// A process that was asked for.
@@ -96,6 +107,16 @@ struct Process {
     /// What it was given and said to have.
     written: String,
     end: Option<Data>,
+}
+
+impl Process {
+    fn was(&self) -> Was {
+        match self.end {
+            Some(_) => Was::Over,
+            None if self.kind == Kind::Echo && !self.killed && !self.eof => Was::Alive,
+            None => Was::Either,
+        }
+    }
 }
 
 struct Conversation {
@@ -120,14 +141,14 @@ impl Conversation {
     }
 
     /// One of the processes that run or have run, chosen by number.
-    fn choose(&mut self, whom: usize) -> Option<(usize, String, bool)> {
+    fn choose(&mut self, whom: usize) -> Option<(usize, String, Was)> {
         let asked: Vec<usize> = (0..self.processes.len()).filter(|i| !self.processes[*i].refused).collect();
         let index = *asked.get(whom % asked.len().max(1))?;
         while self.processes[index].id.is_none() && !self.processes[index].refused {
             self.take_next();
         }
         let process = &self.processes[index];
-        Some((index, process.id.clone()?, process.end.is_some()))
+        Some((index, process.id.clone()?, process.was()))
     }
 
     fn carry_out(&mut self, op: Op) {
@@ -137,21 +158,21 @@ impl Conversation {
                 self.ask("proc/spawn/req", json!({"cmd": ["no such command"]}), Asked::Refused)
             }
             Op::Write { whom, text, eof } => {
-                let Some((whom, proc_id, was_over)) = self.choose(whom) else { return };
+                let Some((whom, proc_id, was)) = self.choose(whom) else { return };
                 self.processes[whom].eof |= eof;
                 let fields = json!({"proc_id": proc_id, "data": text, "eof": eof});
-                self.ask("proc/write/req", fields, Asked::Write { whom, text, was_over });
+                self.ask("proc/write/req", fields, Asked::Write { whom, text, was });
             }
             Op::Kill { whom, signal } => {
-                let Some((whom, proc_id, was_over)) = self.choose(whom) else { return };
+                let Some((whom, proc_id, was)) = self.choose(whom) else { return };
                 let known_signal = signal != "SIGWINCH";
                 self.processes[whom].killed |= known_signal;
                 let fields = json!({"proc_id": proc_id, "signal": signal});
-                self.ask("proc/kill/req", fields, Asked::Kill { whom, known_signal, was_over });
+                self.ask("proc/kill/req", fields, Asked::Kill { whom, known_signal, was });
             }
             Op::Status { whom } => {
-                let Some((whom, proc_id, was_over)) = self.choose(whom) else { return };
-                self.ask("proc/status/req", json!({"proc_id": proc_id}), Asked::Status { whom, was_over });
+                let Some((whom, proc_id, was)) = self.choose(whom) else { return };
+                self.ask("proc/status/req", json!({"proc_id": proc_id}), Asked::Status { whom, was });
             }
             Op::StatusAll => self.ask("proc/status/req", json!({}), Asked::StatusAll),
             Op::AboutNobody => {
@@ -244,25 +265,37 @@ impl Conversation {
                 self.processes[whom].refused = true;
             }
             Asked::Refused => assert!(!ok && says("command"), "{reply}"),
-            Asked::Write { whom, text, was_over } => {
-                assert!(!was_over || (!ok && says("proc_dead")), "{reply}");
+            Asked::Write { whom, text, was } => {
+                let process = &mut self.processes[whom];
+                match was {
+                    // A kill that came later may have met it while the pipe was full.
+                    Was::Alive => assert!(ok || (process.killed && says("proc_dead")), "{reply}"),
+                    Was::Either => {}
+                    Was::Over => assert!(!ok && says("proc_dead"), "{reply}"),
+                }
                 if ok {
-                    self.processes[whom].written += &text;
+                    process.written += &text;
                 }
             }
             Asked::Kill { known_signal: false, .. } => assert!(!ok && says("signal"), "{reply}"),
-            Asked::Kill { whom, was_over, .. } => {
-                // A SIGKILL still finds what lives on of one that has ended.
-                assert!(!(ok && was_over) || self.processes[whom].kind == Kind::Linger, "{reply}");
+            Asked::Kill { whom, was, .. } => {
                 check_state(&reply["state"]);
-                if was_over {
-                    self.check_final_state(whom, &reply["state"]);
+                match was {
+                    Was::Alive => assert!(ok && reply["state"] == "killed", "{reply}"),
+                    Was::Either => {}
+                    Was::Over => {
+                        // A SIGKILL still finds what lives on of one that has ended.
+                        assert!(!ok || self.processes[whom].kind == Kind::Linger, "{reply}");
+                        self.check_final_state(whom, &reply["state"]);
+                    }
                 }
             }
-            Asked::Status { whom, was_over } => {
+            Asked::Status { whom, was } => {
                 check_state(&reply["status"]);
-                if was_over {
-                    self.check_final_state(whom, &reply["status"]);
+                match was {
+                    Was::Alive => assert_eq!(reply["status"], "running"),
+                    Was::Either => {}
+                    Was::Over => self.check_final_state(whom, &reply["status"]),
                 }
             }
             Asked::StatusAll => {
@@ -317,9 +350,9 @@ impl Conversation {
     /// Closes the input of one that copies it, which ends it if nobody has killed it.
     fn close_input_of(&mut self, whom: usize) {
         let process = &self.processes[whom];
-        let (id, was_over) = (process.id.clone().unwrap(), process.end.is_some());
+        let (id, was) = (process.id.clone().unwrap(), process.was());
         let fields = json!({"proc_id": id, "data": "", "eof": true});
-        self.ask("proc/write/req", fields, Asked::Write { whom, text: String::new(), was_over });
+        self.ask("proc/write/req", fields, Asked::Write { whom, text: String::new(), was });
     }
 }
 

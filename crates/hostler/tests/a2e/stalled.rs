@@ -1,13 +1,13 @@
 //! A client that reads slowly or not at all for a while: processes wait, memory and disk stay bounded, nothing is lost.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
 use hostler_testkit::numbered::LINE_BYTES;
-use hostler_testkit::{ProcessInfo, wait_until};
+use hostler_testkit::wait_until;
 use serde_json::json;
 
 use crate::client::{Client, Data, Innocent, until};
@@ -31,30 +31,52 @@ pub(crate) fn disk_bytes(folder: &Path) -> u64 {
         .sum()
 }
 
-/// Waits until what lies on the disk does not change any more, as every process waits for the client.
-pub(crate) fn wait_until_all_wait(host: &Host) -> u64 {
-    let mut before = None;
-    wait_until("a spool that does not grow", LONG, || {
-        let pids = host.token().pids();
-        let now = (disk_bytes(&host.env().state_home()), cpu_ticks(&pids));
-        // Two looks in a row are up to 20 ms apart: whoever can write has written or used time by then.
-        let same = before.replace(now) == Some(now);
-        if same && all_sleep(&pids) { Ok(now.0) } else { Err(now) }
-    })
+/// Waits until every process waits for the client: for a moment at which all sleep, the host, its helpers and the
+/// programs. None of them can be woken then but by the client, by a timer or by one that does not sleep.
+pub(crate) fn wait_until_all_wait(host: &Host) {
+    wait_until("a moment at which all sleep", LONG, || {
+        let before = threads(host);
+        // Whoever sleeps at both looks without having been switched to has slept all the time between them, and the last
+        // of the first look was seen before the first of the second.
+        if before.iter().all(|thread| thread.state == 'S') && threads(host) == before {
+            Ok(())
+        } else {
+            Err(before)
+        }
+    });
 }
 
-fn all_sleep(pids: &[i32]) -> bool {
-    pids.iter().all(|pid| ProcessInfo::of(*pid).is_none_or(|process| process.state == 'S'))
+/// What one thread does.
+#[derive(Debug, PartialEq, Eq)]
+struct Thread {
+    pid: i32,
+    id: i32,
+    state: char,
+    /// How often it has been switched away from.
+    switches: u64,
 }
 
-/// Processor time that these have used so far.
-fn cpu_ticks(pids: &[i32]) -> u64 {
-    let ticks = |pid: &i32| {
-        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-        let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_ascii_whitespace().collect();
-        Some(fields.get(11)?.parse::<u64>().ok()? + fields.get(12)?.parse::<u64>().ok()?)
+/// All threads of the host, of its helpers and of what bears the token of the test.
+fn threads(host: &Host) -> Vec<Thread> {
+    let helpers = host.helpers().into_iter().map(|helper| helper.pid);
+    let pids: BTreeSet<i32> = host.token().pids().into_iter().chain(helpers).collect();
+    let of = |pid: i32| {
+        let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+        tasks.filter_map(move |task| Thread::of(pid, task.file_name().to_str()?.parse().ok()?))
     };
-    pids.iter().filter_map(ticks).sum()
+    pids.into_iter().flat_map(of).collect()
+}
+
+impl Thread {
+    /// `None` when it is gone.
+    fn of(pid: i32, id: i32) -> Option<Self> {
+        let status = fs::read_to_string(format!("/proc/{pid}/task/{id}/status")).ok()?;
+        let value = |name| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
+        let number = |name| value(name)?.parse::<u64>().ok();
+        let state = value("State:")?.chars().next()?;
+        let switches = number("voluntary_ctxt_switches:")? + number("nonvoluntary_ctxt_switches:")?;
+        Some(Self { pid, id, state, switches })
+    }
 }
 
 /// Reads the answers to so many spawn requests for floods of so many bytes, all that these print, and their ends.
