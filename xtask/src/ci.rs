@@ -47,9 +47,10 @@ fn everything(steps: &mut Steps) -> Result<()> {
     let mut doc = house::cargo(&["doc", "--workspace", "--no-deps", "--locked"]);
     steps.command("doc", doc.env("RUSTDOCFLAGS", "-D warnings"))?;
     // Needs the network only after a new dependency; then also what other systems would build must be here to be read.
-    steps.command("fetch", &mut house::cargo(&["fetch", "--locked"]))?;
+    steps.step("fetch", house::fetch)?;
     let deny = ["deny", "--locked", "--offline", "check", "bans", "licenses", "sources"];
     steps.command("deny", &mut house::cargo(&deny))?;
+    steps.command("fuzz targets", &mut house::fuzz_check())?;
     tests(steps)?;
     steps.command("release build", &mut house::release_build())?;
     steps.step("readme", smoke::readme)?;

@@ -33,6 +33,24 @@ pub(crate) fn release_build() -> Command {
     cargo(&["build", "--release", "--locked", "--package", "hostler"])
 }
 
+/// Brings the sources of all dependencies here, so that what follows needs no network: those of the workspace, and those
+/// of the fuzz targets, which have a lock file of their own.
+pub(crate) fn fetch() -> Result<()> {
+    run(&mut cargo(&["fetch", "--locked"]))?;
+    run(&mut cargo(&["fetch", "--locked", "--manifest-path", FUZZ_MANIFEST]))
+}
+
+/// Checks that the fuzz targets still compile, by the compiler at hand: only running them needs a nightly one.
+pub(crate) fn fuzz_check() -> Command {
+    let mut command = cargo(&["check", "--locked", "--offline", "--manifest-path", FUZZ_MANIFEST]);
+    // Nothing is linked, so libFuzzer need not be built, nor a C++ compiler be there.
+    command.env("CUSTOM_LIBFUZZER_PATH", target().join("none/libfuzzer.a"));
+    command.arg("--target-dir").arg(target().join("fuzz"));
+    command
+}
+
+const FUZZ_MANIFEST: &str = "fuzz/Cargo.toml";
+
 /// A cargo command in the workspace, by the cargo that called us.
 pub(crate) fn cargo(arguments: &[&str]) -> Command {
     let cargo = env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo"));

@@ -36,7 +36,7 @@ pub(crate) fn setup() -> Result<()> {
             house::run(&mut house::cargo(&["install", "--locked", name, "--version", version]))?;
         }
     }
-    house::run(&mut house::cargo(&["fetch", "--locked"]))
+    house::fetch()
 }
 
 fn packages() -> Result<()> {
