@@ -51,17 +51,22 @@ impl Steps {
         result
     }
 
+    /// Notes a step that cannot be run here, and why.
+    pub(crate) fn left_out(&mut self, name: &str, why: &str) {
+        println!("--- {name}: left out, {why}");
+        self.done.push(Done { name: format!("{name}: {why}"), took: Duration::ZERO, verdict: "left out" });
+    }
+
     /// Prints how long each step took and, last of all, the summary of the tests.
     pub(crate) fn report(&self) {
-        println!();
-        for done in &self.done {
-            println!("{:>8.1} s  {:<6}  {}", done.took.as_secs_f64(), done.verdict, done.name);
-        }
-        let total: Duration = self.done.iter().map(|done| done.took).sum();
-        println!("{:>8.1} s  in all", total.as_secs_f64());
-        if let Some(summary) = &self.summary {
-            println!("{summary}");
-        }
+        println!("\n{}", self.list().join("\n"));
+    }
+
+    fn list(&self) -> Vec<String> {
+        let line = |took: Duration, text: &str| format!("{:>8.1} s  {text}", took.as_secs_f64());
+        let step = |done: &Done| line(done.took, &format!("{:<8}  {}", done.verdict, done.name));
+        let total = line(self.done.iter().map(|done| done.took).sum(), "in all");
+        self.done.iter().map(step).chain([total]).chain(self.summary.clone()).collect()
     }
 }
 
@@ -119,6 +124,23 @@ mod tests {
         assert!(format!("{error:#}").contains("exit status: 3"), "{error:#}");
         assert_eq!(steps.summary.as_deref(), Some("Summary [ 1s] 2 tests run: 1 passed, 1 failed"));
         assert_eq!(steps.done[0].verdict, "failed");
+    }
+
+    #[test]
+    fn the_list_at_the_end_names_what_was_left_out_and_ends_with_the_summary() {
+        let mut steps = Steps::default();
+        steps
+            .tests("one", Command::new("sh").args(["-c", "echo 'test result: ok. 1 passed'"]))
+            .expect("ends well");
+        steps.left_out("two", "nothing to run");
+        steps.done[0].took = Duration::from_millis(1500);
+        let expected = [
+            "     1.5 s  passed    one",
+            "     0.0 s  left out  two: nothing to run",
+            "     1.5 s  in all",
+            "test result: ok. 1 passed",
+        ];
+        assert_eq!(steps.list(), expected);
     }
 
     #[test]
