@@ -421,7 +421,6 @@ fn reap(pidfd: BorrowedFd<'_>) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
 
     use super::*;
     use crate::state_dir::Places;
