@@ -26,7 +26,7 @@ use crate::codec::Item;
 use crate::encode::{EventEncoder, Flush, MAX_EVENT_BYTES, Stream};
 use crate::protocol::{Connection, KillSignal, SpawnRequest, StdinSource, Step};
 use crate::wire::{
-    MessageIds, ProcId, ProcStatus, Reply, ReqId, SessionId, Timestamp, WriteRefusal, shell_quoted,
+    MessageIds, ProcId, ProcStatus, Reply, ReqId, SessionId, Timestamp, WriteRefusal, command_share,
 };
 use words::{fate, kill_reply, pid_of, proc_id, process_id, write_refusal};
 
@@ -275,15 +275,17 @@ impl A2eSession {
     }
 
     fn list(&self) -> Vec<ProcStatus> {
+        let processes = self.session.processes();
+        let share = command_share(processes.len());
         let entry = |process: Process| {
-            let Status { id, argv, started_at, pid, state: _, .. } = process.status();
+            let Status { id, command, started_at, pid, state: _, .. } = process.status();
             let pid = u32::try_from(pid?).ok()?;
-            let argv: Vec<String> = argv.iter().map(|arg| arg.to_string_lossy().into_owned()).collect();
             let since_epoch = started_at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
             let started_at = Timestamp::from_unix(since_epoch);
-            Some(ProcStatus::new(proc_id(id), shell_quoted(&argv), pid, fate(process.end()), started_at))
+            let command = words::command(&command, share);
+            Some(ProcStatus::new(proc_id(id), command, pid, fate(process.end()), started_at))
         };
-        self.session.processes().into_iter().filter_map(entry).collect()
+        processes.into_iter().filter_map(entry).collect()
     }
 
     fn spawn(&mut self, request: SpawnRequest, asked: Asked) {

@@ -33,7 +33,9 @@ pub use request::{
     Envelope, HandshakeRequest, ProcKillRequest, ProcSpawnRequest, ProcStatusRequest, ProcWriteRequest,
     Request, RequestType, Secret, ShutdownRequest,
 };
-pub use status::{Fate, ProcState, ProcStatus, StatusWord, Terminal, overall_status, shell_quoted};
+pub use status::{
+    Fate, ProcState, ProcStatus, StatusWord, Terminal, command_share, overall_status, shown_command,
+};
 
 /// The protocol version that every message of ours carries.
 pub const VERSION: &str = "1.0";

@@ -48,7 +48,7 @@ pub use lifecycle::{End, Exit, ExitStatus, Outcome, State, StopCause};
 pub use outputs::{Chunk, Flush, Outputs, Pulled};
 pub use process::{Process, Signalled, Status, outcome};
 pub use session::{Session, SessionOptions};
-pub use spec::{Limit, SpawnError, SpawnSpec, SpecError, StderrMode, StdinMode};
+pub use spec::{CommandLine, Limit, SpawnError, SpawnSpec, SpecError, StderrMode, StdinMode};
 pub use state_dir::{Places, StateDir, StateDirError, StateForecast, StateHome};
 pub use stdin::{MAX_WAITING, Then, WriteError, Writing};
 pub use sys::signal::Signal;

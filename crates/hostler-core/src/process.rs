@@ -9,7 +9,6 @@ mod pull;
 mod pump;
 mod stop;
 
-use std::ffi::OsString;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -30,7 +29,7 @@ use crate::keeper::respawn::NoKeeper;
 use crate::lifecycle::{Action, End, Exit, ExitStatus, Input, Lifecycle, Outcome, Remains, State, StopCause};
 use crate::outputs::ReadyQueue;
 use crate::session::Place;
-use crate::spec::{SpawnError, SpawnSpec};
+use crate::spec::{CommandLine, MAX_PATH_BYTES, SpawnError, SpawnSpec};
 use crate::stdin::{Stdin, Then, Writing};
 use crate::sys::clock;
 use crate::sys::clone::StartFailure;
@@ -45,8 +44,8 @@ pub use stop::Signalled;
 pub struct Status {
     /// Its id.
     pub id: ProcessId,
-    /// Program and arguments as asked for.
-    pub argv: Vec<OsString>,
+    /// Program and arguments as asked for, up to 4 KiB.
+    pub command: CommandLine,
     /// Working directory as asked for.
     pub cwd: Option<PathBuf>,
     /// When it was asked for.
@@ -83,6 +82,9 @@ struct Facts {
     survivors: Pids,
     doubt: Option<Doubt>,
     start_error: Option<SpawnError>,
+    /// Until it is known whether it runs: for the text of the error. Arguments and environment are megabytes, and processes
+    /// are remembered long after their end.
+    asked: Option<Box<SpawnSpec>>,
     place: Option<Place>,
     /// The end was reported: output is complete.
     finished: bool,
@@ -92,7 +94,8 @@ struct Facts {
 #[derive(Debug)]
 pub(crate) struct Inner {
     pub(crate) id: ProcessId,
-    spec: SpawnSpec,
+    command: CommandLine,
+    cwd: Option<PathBuf>,
     started_at: SystemTime,
     grace: Duration,
     kill_limit: Duration,
@@ -131,6 +134,9 @@ impl Inner {
         let (mail, inbox) = mpsc::unbounded_channel();
         let (life, action) = Lifecycle::new().step(Input::Launch, clock::now());
         debug_assert_eq!(action, Action::Spawn);
+        let command = CommandLine::of(&birth.spec.argv);
+        // Whatever is longer is no working directory of anything that runs.
+        let cwd = birth.spec.cwd.clone().filter(|cwd| cwd.as_os_str().len() < MAX_PATH_BYTES);
         let facts = Facts {
             life,
             pid: None,
@@ -139,12 +145,14 @@ impl Inner {
             survivors: Pids::default(),
             doubt: None,
             start_error: None,
+            asked: Some(Box::new(birth.spec)),
             place: Some(birth.place),
             finished: false,
         };
         let inner = Self {
             id: birth.id,
-            spec: birth.spec,
+            command,
+            cwd,
             started_at: SystemTime::now(),
             grace: birth.grace,
             kill_limit: birth.kill_limit,
@@ -282,7 +290,11 @@ impl Inner {
 
     /// The request never got to the keeper.
     pub(crate) fn not_sent(&self, error: SpawnError) {
-        self.facts.lock().start_error = Some(error);
+        {
+            let mut facts = self.facts.lock();
+            facts.start_error = Some(error);
+            facts.asked = None;
+        }
         self.step(Input::StartFailed);
     }
 
@@ -314,13 +326,19 @@ impl KeeperClient for Inner {
             let mut facts = self.facts.lock();
             facts.pid = Some(pid);
             facts.pidfd = pidfd;
+            facts.asked = None;
         }
         self.step(Input::Started);
         let _ = self.mail.send(Mail::Started);
     }
 
     fn spawn_failed(&self, failure: StartFailure) {
-        let error = SpawnError::from_failure(&self.spec, &self.inherited, failure.step, failure.errno);
+        let asked = self.facts.lock().asked.take();
+        let error = match asked {
+            Some(asked) => SpawnError::from_failure(&asked, &self.inherited, failure.step, failure.errno),
+            // A keeper says once what has become of a start.
+            None => SpawnError::KeeperLost,
+        };
         self.not_sent(error);
     }
 
@@ -379,8 +397,8 @@ impl Process {
         let facts = self.0.facts.lock();
         Status {
             id: self.0.id,
-            argv: self.0.spec.argv.clone(),
-            cwd: self.0.spec.cwd.clone(),
+            command: self.0.command.clone(),
+            cwd: self.0.cwd.clone(),
             started_at: self.0.started_at,
             state: facts.life.state(),
             pid: facts.pid,

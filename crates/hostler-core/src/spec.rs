@@ -112,6 +112,53 @@ impl SpawnSpec {
     }
 }
 
+/// The most of a command line that is remembered, in bytes.
+const MAX_COMMAND_BYTES: usize = 4096;
+/// The longest path that the kernel takes (PATH_MAX), its NUL included.
+pub(crate) const MAX_PATH_BYTES: usize = 4096;
+
+/// Program and arguments to show: what is remembered of a process for as long as it is known, so it has a bound.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CommandLine {
+    /// The words with a NUL between them: many short ones take no more room than one long one.
+    block: Box<[u8]>,
+    is_cut: bool,
+}
+
+impl CommandLine {
+    pub(crate) fn of(argv: &[OsString]) -> Self {
+        let mut block = Vec::new();
+        for (index, word) in argv.iter().enumerate() {
+            if index > 0 {
+                block.push(0);
+            }
+            block.extend_from_slice(word.as_bytes());
+            if block.len() > MAX_COMMAND_BYTES {
+                block.truncate(whole_characters(&block, MAX_COMMAND_BYTES));
+                return Self { block: block.into(), is_cut: true };
+            }
+        }
+        Self { block: block.into(), is_cut: false }
+    }
+
+    /// The words; the last one is not whole, or others follow, where it [is cut](Self::is_cut).
+    pub fn words(&self) -> impl Iterator<Item = &OsStr> {
+        self.block.split(|byte| *byte == 0).map(OsStr::from_bytes)
+    }
+
+    /// Whether there was more of it: beyond 4 KiB nothing is remembered.
+    pub fn is_cut(&self) -> bool {
+        self.is_cut
+    }
+}
+
+/// The most bytes up to `most` that do not end inside of a character, where `bytes` are UTF-8.
+fn whole_characters(bytes: &[u8], most: usize) -> usize {
+    const LONGEST: usize = 4;
+    let begins = |at: &usize| bytes.get(*at).is_none_or(|byte| byte & 0b1100_0000 != 0b1000_0000);
+    (most.saturating_sub(LONGEST - 1)..=most).rev().find(begins).unwrap_or(most)
+}
+
 pub(crate) fn env_entry(block: &mut Vec<u8>, name: &OsStr, value: &OsStr) {
     block.extend_from_slice(name.as_bytes());
     block.push(b'=');
@@ -302,6 +349,26 @@ mod tests {
             assert_eq!(spec.check(), Err(expected));
         }
         assert_eq!(with_env("A", "x=y").check(), Ok(()));
+    }
+
+    #[test]
+    fn a_command_line_is_remembered_up_to_a_bound_and_cut_between_characters() {
+        let check = |argv: &[&str], words: &[&str], is_cut| {
+            let command = CommandLine::of(&spec(argv).argv);
+            assert_eq!(
+                (command.words().collect::<Vec<_>>(), command.is_cut()),
+                (words.iter().map(OsStr::new).collect(), is_cut)
+            );
+        };
+        let long = "x".repeat(MAX_COMMAND_BYTES);
+        check(&["a", "", "b c"], &["a", "", "b c"], false);
+        check(&["a", ""], &["a", ""], false);
+        check(&[&long], &[&long], false);
+        check(&[&long, ""], &[&long], true);
+        check(&["a", &long], &["a", &long[2..]], true);
+        check(&["a", &"\u{20ac}".repeat(2000)], &["a", &"\u{20ac}".repeat(4094 / 3)], true);
+        let many = CommandLine::of(&vec![OsString::new(); 2_000_000]);
+        assert_eq!((many.block.len(), many.is_cut()), (MAX_COMMAND_BYTES, true));
     }
 
     #[test]

@@ -4,11 +4,11 @@ use std::io;
 
 use hostler_core::sys::signal::Signal;
 use hostler_core::{
-    End, Exit, ExitStatus, Limit, Outcome, Pids, Process, ProcessId, Receipt, Signalled, SpawnError,
-    WriteError,
+    CommandLine, End, Exit, ExitStatus, Limit, Outcome, Pids, Process, ProcessId, Receipt, Signalled,
+    SpawnError, WriteError,
 };
 
-use crate::wire::{Fate, Left, ProcId, Reply, ReqId, SpawnRefusal, WriteRefusal};
+use crate::wire::{Fate, Left, ProcId, Reply, ReqId, SpawnRefusal, WriteRefusal, shown_command};
 
 /// A process's id as the wire shows it: in UUID form.
 pub(super) fn proc_id(id: ProcessId) -> ProcId {
@@ -31,6 +31,16 @@ pub(super) fn process_id(text: &ProcId) -> Option<ProcessId> {
         return None;
     }
     text.replace('-', "").parse().ok()
+}
+
+/// A command line for a reader, in at most so many bytes on the wire and `…` where it is cut.
+pub(super) fn command(command: &CommandLine, most: usize) -> String {
+    let mut line = shown_command(command.words().map(std::ffi::OsStr::to_string_lossy), most);
+    // One that was cut before has lost its end, so it is never shown as if it were whole.
+    if command.is_cut() && !line.ends_with('…') {
+        line.push('…');
+    }
+    line
 }
 
 pub(super) fn pid_of(process: &Process) -> u32 {

@@ -169,7 +169,7 @@ pub struct ProcStatus {
 }
 
 impl ProcStatus {
-    /// The entry of the process `proc_id`; `cmd` is its command line as [`shell_quoted`] gives it.
+    /// The entry of the process `proc_id`; `cmd` is its command line as [`shown_command`] gives it.
     pub fn new(proc_id: ProcId, cmd: String, pid: u32, fate: Fate, started_at: Timestamp) -> Self {
         Self { proc_id, cmd, state: fate.state(), pid, exit_code: fate.exit_code(), started_at }
     }
@@ -184,32 +184,78 @@ pub fn overall_status(procs: &[ProcStatus]) -> StatusWord {
     }
 }
 
-/// A command line that a POSIX shell reads back as `argv`.
-pub fn shell_quoted(argv: &[String]) -> String {
-    let mut line = String::new();
-    for word in argv {
-        if !line.is_empty() {
-            line.push(' ');
-        }
-        push_quoted(&mut line, word);
-    }
-    line
+/// The most of a command line that is shown, in bytes on the wire.
+const MAX_COMMAND_BYTES: usize = 4096;
+/// What all entries of a list may take together, so that the line stays below what a client must accept.
+const MAX_LIST_BYTES: usize = 15 << 20;
+/// What an entry takes at most beside its command line.
+const ENTRY_BYTES: usize = 256;
+
+/// What the command line of each of so many processes may take of an answer, in bytes.
+pub fn command_share(processes: usize) -> usize {
+    (MAX_LIST_BYTES / processes.max(1)).saturating_sub(ENTRY_BYTES).min(MAX_COMMAND_BYTES)
 }
 
-fn push_quoted(line: &mut String, word: &str) {
-    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_@%+=:,./-".contains(&byte);
-    if !word.is_empty() && word.bytes().all(is_plain) {
-        line.push_str(word);
-        return;
-    }
-    line.push('\'');
-    for (index, part) in word.split('\'').enumerate() {
+/// A command line that a POSIX shell reads back as `words`; where it takes more than `most` bytes on the wire, its
+/// beginning and `…`.
+pub fn shown_command(words: impl IntoIterator<Item = impl AsRef<str>>, most: usize) -> String {
+    let mut line = Line { text: String::new(), room: most, is_full: false };
+    for (index, word) in words.into_iter().enumerate() {
         if index > 0 {
-            line.push_str("'\\''");
+            line.push(" ");
         }
-        line.push_str(part);
+        line.push_quoted(word.as_ref());
+        if line.is_full {
+            break;
+        }
     }
-    line.push('\'');
+    line.text
+}
+
+/// Takes characters while there is room for them.
+struct Line {
+    text: String,
+    room: usize,
+    is_full: bool,
+}
+
+impl Line {
+    fn push(&mut self, text: &str) {
+        for character in text.chars().take_while(|_| !self.is_full) {
+            let Some(room) = self.room.checked_sub(bytes_on_the_wire(character)) else {
+                self.is_full = true;
+                self.text.push('…');
+                return;
+            };
+            self.room = room;
+            self.text.push(character);
+        }
+    }
+
+    fn push_quoted(&mut self, word: &str) {
+        let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_@%+=:,./-".contains(&byte);
+        if !word.is_empty() && word.bytes().all(is_plain) {
+            return self.push(word);
+        }
+        self.push("'");
+        for (index, part) in word.split('\'').enumerate() {
+            if index > 0 {
+                self.push("'\\''");
+            }
+            self.push(part);
+        }
+        self.push("'");
+    }
+}
+
+/// What a character takes inside of a JSON string, at most.
+fn bytes_on_the_wire(character: char) -> usize {
+    const ESCAPED: usize = "\\u0000".len();
+    match character {
+        '"' | '\\' => 2,
+        '\0'..'\u{20}' | '\u{85}' | '\u{2028}' | '\u{2029}' => ESCAPED,
+        other => other.len_utf8(),
+    }
 }
 
 #[cfg(test)]
@@ -263,8 +309,7 @@ mod tests {
 
     #[test]
     fn command_lines_are_quoted_where_a_shell_needs_it() {
-        let quoted =
-            |argv: &[&str]| shell_quoted(&argv.iter().map(|&word| word.to_owned()).collect::<Vec<_>>());
+        let quoted = |argv: &[&str]| shown_command(argv, MAX_COMMAND_BYTES);
         assert_eq!(quoted(&["python3", "-c", "print(input())"]), "python3 -c 'print(input())'");
         assert_eq!(
             quoted(&["ls", "", "a b", "it's", "/usr/bin:x=1,2%+@_-"]),
@@ -272,5 +317,34 @@ mod tests {
         );
         assert_eq!(quoted(&["ls", "é", "~", "$x", "a\nb"]), "ls 'é' '~' '$x' 'a\nb'");
         assert_eq!(quoted(&[]), "");
+    }
+
+    #[test]
+    fn long_command_lines_are_cut_at_a_character_and_say_so() {
+        for (argv, most, expected) in [
+            (["ls", "abc"], 6, "ls abc"),
+            (["ls", "abc"], 5, "ls ab…"),
+            (["ls", "abc"], 3, "ls …"),
+            (["ls", "abc"], 0, "…"),
+            (["ls", "é€"], 8, "ls 'é…"),
+            (["ls", "é€"], 10, "ls 'é€'"),
+            (["ls", "\n\n"], 11, "ls '\n…"),
+            (["ls", "it's"], 8, "ls 'it'…"),
+        ] {
+            assert_eq!(shown_command(argv, most), expected, "{most}");
+        }
+    }
+
+    #[test]
+    fn a_list_of_any_length_fits_into_a_line() {
+        for count in [0, 1, 1100, 4000, 20_000, 60_000] {
+            // The worst of each: all digits, nothing but escapes.
+            let cmd = shown_command(["\u{7}".repeat(5000)], command_share(count));
+            let ts = Timestamp::from_unix(std::time::Duration::from_micros(u64::MAX));
+            let (id, fate) = (ProcId::new("x".repeat(36)), Fate::TimedOut { code: i32::MIN });
+            let entry = ProcStatus::new(id, cmd, u32::MAX, fate, ts);
+            let bytes = serde_json::to_string(&entry).unwrap().len() + 1;
+            assert!(bytes * count <= MAX_LIST_BYTES, "{count} of {bytes} bytes");
+        }
     }
 }

@@ -93,7 +93,7 @@ fn replies_to_kill_name_the_end_and_never_claim_success_over_survivors() {
 #[test]
 fn replies_to_status_tell_of_one_process_or_of_all() {
     let entry = |proc_id: &str, pid, fate| {
-        let cmd = shell_quoted(&["python3".to_owned(), "-c".to_owned(), "print(input())".to_owned()]);
+        let cmd = shown_command(["python3", "-c", "print(input())"], 100);
         ProcStatus::new(
             ProcId::new(proc_id),
             cmd,

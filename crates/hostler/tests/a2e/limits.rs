@@ -242,6 +242,39 @@ fn a_thousand_processes_leave_nothing_in_the_host_but_what_it_remembers() {
     host.end(client);
 }
 
+/// A program that does nothing, with arguments in nearly as long strings as the kernel takes.
+fn with_huge_arguments(count: usize) -> Vec<String> {
+    [["bash", "-c", ":"].map(str::to_owned).to_vec(), vec!["x".repeat(125_000); count]].concat()
+}
+
+#[test]
+fn what_processes_were_started_with_is_not_kept_and_an_answer_about_all_of_them_is_small() {
+    let (host, mut client) = Setup::new("huge arguments").start_greeted();
+    let command = with_huge_arguments(10);
+    let mut early = None;
+    for number in 0..30 {
+        let variables = json!({"A": "x".repeat(125_000), "B": "x".repeat(125_000)});
+        let proc = client.spawn_with(&command, json!({"env": variables}));
+        assert_eq!(client.finish(&proc).end, Data::Code(0));
+        let id = client.send_spawn(&command, json!({"cwd": "x".repeat(1_000_000)}));
+        let refused = client.reply(&id);
+        assert!(refused["error"].as_str().unwrap().contains("File name too long"), "{refused}");
+        let id = client.send_spawn(&with_huge_arguments(20), json!({}));
+        let refused = client.reply(&id)["error"].as_str().unwrap().to_owned();
+        assert!(refused.contains("too large") && refused.contains("the longest 125001"), "{refused}");
+        if number == 10 {
+            early = Some(host.rss_kib());
+        }
+    }
+    let (early, now) = (early.unwrap(), host.rss_kib());
+    assert!(now <= early + 16 * 1024, "from {early} to {now} KiB");
+    let reply = client.call("proc/status/req", json!({}));
+    assert!(reply.to_string().len() < 30 * 4500, "{} bytes", reply.to_string().len());
+    let shown = reply["procs"][0]["cmd"].as_str().unwrap();
+    assert!(shown.starts_with("bash -c : xxx") && shown.ends_with("xxx…") && shown.len() < 4100, "{shown}");
+    host.end(client);
+}
+
 fn fds(pid: i32) -> usize {
     hostler_testkit::fd_count(pid).unwrap()
 }

@@ -14,10 +14,10 @@ use crate::stalled::{pause, wait_until_all_wait};
 /// What answers may take: 16 MiB that wait, room to move them, and what the allocator keeps.
 const ROOM_KIB: u64 = 48 * 1024;
 
-/// Makes the list of processes long, in bytes: each question for it is answered by some 800 KB.
+/// Makes the list of processes long, in bytes: each question for it is answered by some 170 KB.
 fn fill_list(client: &mut Client) {
-    let argument = "x".repeat(100_000);
-    for _ in 0..8 {
+    let argument = "x".repeat(4000);
+    for _ in 0..40 {
         let proc = client.spawn(&["bash", "-c", ":", &argument]);
         assert_eq!(client.finish(&proc).end, Data::Code(0));
     }
@@ -38,7 +38,7 @@ fn answers_that_nobody_reads_cost_no_memory_and_hold_up_nothing_and_none_is_lost
     let rss = host.rss_kib();
     let limited = client.spawn_with(&host.evil_command(&["pause"]), json!({"timeout": 1}));
     assert_eq!(client.text(&limited), "ready\n");
-    let ids = ask_much(&host, &mut client, 100);
+    let ids = ask_much(&host, &mut client, 500);
     let now = host.rss_kib();
     assert!(now <= rss + ROOM_KIB, "from {rss} to {now} KiB");
     // The host and the innocent one.
@@ -49,7 +49,7 @@ fn answers_that_nobody_reads_cost_no_memory_and_hold_up_nothing_and_none_is_lost
     pause(|| assert!(host.rss_kib() <= now + 1024, "memory grows while nobody reads"));
     for id in &ids {
         let reply = client.reply(id);
-        assert_eq!(reply["procs"].as_array().map(Vec::len), Some(10), "{id}");
+        assert_eq!(reply["procs"].as_array().map(Vec::len), Some(42), "{id}");
     }
     assert_eq!(client.finish(&limited).end, Data::Killed);
     innocent.answers(&mut client);
@@ -62,7 +62,7 @@ fn hangs_up_unheard(setup: Setup, start: impl FnOnce(Setup) -> (Host, Client)) {
     let (mut host, mut client) = start(setup.flag("--audit").flag(path.as_os_str()));
     client.greet();
     fill_list(&mut client);
-    let mut ids = ask_much(&host, &mut client, 40);
+    let mut ids = ask_much(&host, &mut client, 200);
     ids.push(client.send("proc/kill/req", json!({"proc_id": "nobody", "signal": "SIGKILL"})));
     host.note_helpers();
     client.close_input();
@@ -96,7 +96,7 @@ fn the_end_of_a_socket_is_noticed_while_answers_wait_and_what_was_asked_before_i
 fn a_client_that_hangs_up_and_reads_on_gets_all_answers() {
     let (mut host, mut client) = Setup::new("hangs up and reads").start_greeted();
     fill_list(&mut client);
-    let ids = ask_much(&host, &mut client, 40);
+    let ids = ask_much(&host, &mut client, 200);
     host.note_helpers();
     client.close_input();
     for id in &ids {
@@ -111,7 +111,7 @@ fn a_client_that_has_gone_ends_the_session_though_answers_wait_and_input_is_open
     let (mut host, mut client) = Setup::new("gone while answers wait").start_greeted();
     fill_list(&mut client);
     client.evil(&host, &["ignore-term"]);
-    ask_much(&host, &mut client, 40);
+    ask_much(&host, &mut client, 200);
     host.note_helpers();
     client.close_output();
     host.ends_well();

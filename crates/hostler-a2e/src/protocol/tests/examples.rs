@@ -1,7 +1,7 @@
 //! Each example of the protocol documents: the requests as a client sends them, the answers as we write them.
 
 use super::*;
-use crate::wire::{Fate, Left, ProcStatus, WriteRefusal, shell_quoted};
+use crate::wire::{Fate, Left, ProcStatus, WriteRefusal, shown_command};
 
 #[test]
 fn the_examples_of_the_protocol_document_are_understood() {
@@ -46,10 +46,10 @@ fn the_examples_of_the_wire_facts_are_understood() {
 /// The answers in the examples, from the constructor that the executor calls for each, with their times.
 fn answers_of_the_executor() -> [(Reply, u64, &'static str); 8] {
     let (req, proc) = (ReqId::new, || ProcId::new("c0ffee"));
-    let argv = ["python3", "-c", "print(input())"].map(str::to_owned);
+    let argv = ["python3", "-c", "print(input())"];
     let entry = ProcStatus::new(
         proc(),
-        shell_quoted(&argv),
+        shown_command(argv, 100),
         4711,
         Fate::Exited { code: 0 },
         Timestamp::from_unix(Duration::from_millis(3100)),
