@@ -7,27 +7,26 @@
 //! Invariants: the answer to a spawn request comes before the first event of its process; the terminal event of a
 //! process is its last; `next` may be dropped at any time and loses nothing.
 
+mod under_way;
 mod words;
 
 use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 use std::time::{Duration, Instant, SystemTime};
-
-use hostler_core::sys::clock;
-use hostler_core::sys::signal::Signal;
-use hostler_core::{
-    Chunk, Outputs, Process, ProcessId, Pulled, Session, Signalled, SpawnError, SpawnSpec, Status,
-    StderrMode, StdinMode, Then, WriteError,
-};
-use tokio::sync::mpsc;
 
 use crate::audit::{AuditEntry, AuditLog, AuditNews};
 use crate::codec::Item;
 use crate::encode::{EventEncoder, Flush, MAX_EVENT_BYTES, Stream};
 use crate::protocol::{Connection, KillSignal, SpawnRequest, StdinSource, Step};
 use crate::wire::{
-    MessageIds, ProcId, ProcStatus, Reply, ReqId, SessionId, Timestamp, WriteRefusal, command_share,
+    MessageIds, Outcome, ProcId, ProcStatus, Reply, ReqId, SessionId, Timestamp, WriteRefusal, command_share,
 };
+use hostler_core::sys::clock;
+use hostler_core::sys::signal::Signal;
+use hostler_core::{
+    Chunk, Outputs, Process, ProcessId, Pulled, Session, SpawnSpec, Status, StderrMode, StdinMode, Then,
+    WriteError,
+};
+use under_way::{Asked, Completion, Done, UnderWay};
 use words::{fate, kill_reply, pid_of, proc_id, process_id, write_refusal};
 
 /// How long the answer to a kill waits for the end of the process.
@@ -43,6 +42,8 @@ const MAX_UNDER_WAY: usize = 1024;
 /// Writes to one process that may wait at once. What waits for a process may do so for ever, so more are refused, and not
 /// left unread: a kill may stand behind them.
 const MAX_WAITING_WRITES: usize = 16 * 1024;
+/// What the audit says of a request that was still under way when its session was gone.
+const UNANSWERED: Outcome = Outcome::Failure(Some("session_ended"));
 /// Between two tries to read back output that the disk would not give.
 const READ_RETRY: Duration = Duration::from_millis(200);
 
@@ -71,24 +72,8 @@ pub struct Event(Inner);
 
 #[derive(Debug)]
 enum Inner {
-    Done(Box<Completion>),
+    Done(Box<Done>),
     Ready(Process),
-}
-
-/// A request that is being carried out, for its answer and its audit entry.
-#[derive(Debug)]
-struct Asked {
-    req_id: ReqId,
-    correlation: String,
-    since: Instant,
-    input_bytes: u64,
-}
-
-#[derive(Debug)]
-enum Completion {
-    Spawned { asked: Asked, encoder: Box<EventEncoder>, proc_id: ProcId, result: Result<Process, SpawnError> },
-    Written { asked: Asked, process: ProcessId, proc_id: ProcId, pid: u32, result: Result<(), WriteError> },
-    Killed { asked: Asked, result: Signalled },
 }
 
 #[derive(Debug)]
@@ -105,13 +90,7 @@ pub struct A2eSession {
     outputs: Outputs,
     ids: MessageIds,
     watched: HashMap<ProcessId, Watched>,
-    /// Starts and kills that are being carried out and not answered yet.
-    under_way: usize,
-    /// The same of writes, for each process that has any.
-    writes: HashMap<ProcessId, usize>,
-    done: mpsc::UnboundedReceiver<Completion>,
-    /// Unbounded, but bounded by the requests under way, see [`A2eSession::has_room`].
-    done_sender: mpsc::UnboundedSender<Completion>,
+    under_way: UnderWay,
     audit: Option<AuditLog>,
     started: Instant,
     scratch: Vec<u8>,
@@ -133,7 +112,6 @@ impl A2eSession {
         seed: u128,
         audit: Option<AuditLog>,
     ) -> Self {
-        let (done_sender, done) = mpsc::unbounded_channel();
         Self {
             connection,
             outputs: session.outputs(),
@@ -141,10 +119,7 @@ impl A2eSession {
             session_id,
             ids: MessageIds::new(seed),
             watched: HashMap::new(),
-            under_way: 0,
-            writes: HashMap::new(),
-            done,
-            done_sender,
+            under_way: UnderWay::default(),
             audit,
             started: clock::now(),
             scratch: Vec::new(),
@@ -202,42 +177,44 @@ impl A2eSession {
         }
         tokio::select! {
             biased;
-            done = self.done.recv() => match done {
-                Some(done) => Event(Inner::Done(Box::new(done))),
-                // This session holds a sender.
-                None => std::future::pending().await,
-            },
+            done = self.under_way.next() => Event(Inner::Done(Box::new(done))),
             process = self.outputs.ready(), if wanted == Wanted::Everything => Event(Inner::Ready(process)),
         }
     }
 
     /// The same without waiting.
     pub fn try_next(&mut self) -> Option<Event> {
-        match self.done.try_recv() {
-            Ok(done) => Some(Event(Inner::Done(Box::new(done)))),
-            Err(_) => self.outputs.try_ready().map(|process| Event(Inner::Ready(process))),
+        match self.under_way.try_next() {
+            Some(done) => Some(Event(Inner::Done(Box::new(done)))),
+            None => self.outputs.try_ready().map(|process| Event(Inner::Ready(process))),
         }
     }
 
     /// Appends what an event has to say to `out`.
     pub fn take(&mut self, event: Event, out: &mut Vec<u8>) {
         match event.0 {
-            Inner::Done(done) => {
-                self.settle(&done);
-                self.complete(*done, out);
-            }
+            Inner::Done(done) => match *done {
+                Done { asked: Some(asked), completion } => self.complete(asked, completion, out),
+                Done { asked: None, completion: Completion::Readable(process) } => process.requeue(),
+                Done { asked: None, completion: _ } => {}
+            },
             Inner::Ready(process) => self.pull(&process, out),
         }
     }
 
     /// Whether requests are not answered yet, or processes are known whose terminal event is not out.
     pub fn has_something_to_say(&self) -> bool {
-        self.under_way > 0 || !self.writes.is_empty() || !self.watched.is_empty()
+        self.has_requests_under_way() || !self.watched.is_empty()
+    }
+
+    /// Whether requests are not answered yet. All are in the end, once the session is closed.
+    pub fn has_requests_under_way(&self) -> bool {
+        self.under_way.has_requests()
     }
 
     /// Whether one more request may be handled now. It becomes true again by itself.
     pub fn has_room(&self) -> bool {
-        self.under_way < self.max_processes.saturating_add(MAX_UNDER_WAY)
+        self.under_way.starts_and_kills() < self.max_processes.saturating_add(MAX_UNDER_WAY)
     }
 
     /// Ends the session, now; the future waits until nothing of it is left.
@@ -250,20 +227,6 @@ impl A2eSession {
             }
             if let Some(doubt) = receipt.doubt {
                 tracing::error!(%doubt, "the end of a session is not confirmed");
-            }
-        }
-    }
-
-    /// A request is not under way any more.
-    fn settle(&mut self, done: &Completion) {
-        let Completion::Written { process, .. } = done else {
-            self.under_way -= 1;
-            return;
-        };
-        if let Entry::Occupied(mut writes) = self.writes.entry(*process) {
-            *writes.get_mut() -= 1;
-            if *writes.get() == 0 {
-                writes.remove();
             }
         }
     }
@@ -303,14 +266,11 @@ impl A2eSession {
         let spawning = self.session.spawn(spec);
         let lane = self.ids.lane();
         let (events, req_id) = (request.events, request.req_id);
-        let sender = self.done_sender.clone();
-        self.under_way += 1;
-        tokio::spawn(async move {
+        self.under_way.start_or_kill(asked, async move {
             let result = spawning.await;
             let proc_id = result.as_ref().map_or(ProcId::new(""), |process| proc_id(process.id()));
             let encoder = Box::new(EventEncoder::new(&proc_id, &req_id, &lane, events));
-            // A session that is gone needs no answer.
-            let _ = sender.send(Completion::Spawned { asked, encoder, proc_id, result });
+            Completion::Spawned { encoder, proc_id, result }
         });
     }
 
@@ -320,17 +280,15 @@ impl A2eSession {
             return self.answer(&reply, &asked, out);
         };
         let (pid, id) = (pid_of(&process), process.id());
-        if self.writes.get(&id).is_some_and(|count| *count >= MAX_WAITING_WRITES) {
+        if self.under_way.writes_to(id) >= MAX_WAITING_WRITES {
             let refusal = WriteRefusal::TooMany { limit: MAX_WAITING_WRITES };
             return self.answer(&Reply::write_refused(asked.req_id.clone(), proc_id, &refusal), &asked, out);
         }
         let writing = process.write(data.as_bytes(), then);
         if let Some(result) = writing.now().filter(|result| *result != Err(WriteError::ClosedByProcess)) {
-            return self.complete(Completion::Written { asked, process: id, proc_id, pid, result }, out);
+            return self.complete(asked, Completion::Written { proc_id, pid, result }, out);
         }
-        let sender = self.done_sender.clone();
-        *self.writes.entry(id).or_default() += 1;
-        tokio::spawn(async move {
+        self.under_way.write(asked, id, async move {
             let mut result = writing.done().await;
             // A process that dies closes its pipes before anybody can hear of its end.
             if result == Err(WriteError::ClosedByProcess)
@@ -338,7 +296,7 @@ impl A2eSession {
             {
                 result = Err(WriteError::Ended);
             }
-            let _ = sender.send(Completion::Written { asked, process: id, proc_id, pid, result });
+            Completion::Written { proc_id, pid, result }
         });
     }
 
@@ -353,17 +311,12 @@ impl A2eSession {
             KillSignal::Int => Signal::Int,
         };
         let signalling = process.signal(signal, KILL_PATIENCE);
-        let sender = self.done_sender.clone();
-        self.under_way += 1;
-        tokio::spawn(async move {
-            let result = signalling.await;
-            let _ = sender.send(Completion::Killed { asked, result });
-        });
+        self.under_way.start_or_kill(asked, async move { Completion::Killed { result: signalling.await } });
     }
 
-    fn complete(&mut self, done: Completion, out: &mut Vec<u8>) {
+    fn complete(&mut self, mut asked: Asked, done: Completion, out: &mut Vec<u8>) {
         match done {
-            Completion::Spawned { mut asked, encoder, proc_id, result } => {
+            Completion::Spawned { encoder, proc_id, result } => {
                 let req_id = asked.req_id.clone();
                 match result {
                     Ok(process) => {
@@ -378,7 +331,7 @@ impl A2eSession {
                     }
                 }
             }
-            Completion::Written { asked, process: _, proc_id, pid, result } => {
+            Completion::Written { proc_id, pid, result } => {
                 let req_id = asked.req_id.clone();
                 let reply = match result {
                     Ok(()) => Reply::written(req_id, proc_id, pid),
@@ -386,10 +339,12 @@ impl A2eSession {
                 };
                 self.answer(&reply, &asked, out);
             }
-            Completion::Killed { asked, result } => {
+            Completion::Killed { result } => {
                 let reply = kill_reply(asked.req_id.clone(), result);
                 self.answer(&reply, &asked, out);
             }
+            // Nobody's request.
+            Completion::Readable(process) => process.requeue(),
         }
     }
 
@@ -421,9 +376,9 @@ impl A2eSession {
             Err(error) => {
                 tracing::error!(%error, "captured output cannot be read now, trying again");
                 let process = process.clone();
-                tokio::spawn(async move {
+                self.under_way.chore(async move {
                     tokio::time::sleep_until((clock::now() + READ_RETRY).into()).await;
-                    process.requeue();
+                    Completion::Readable(process)
                 });
             }
         }
@@ -433,16 +388,22 @@ impl A2eSession {
         let before = out.len();
         let ts = now();
         reply.push_line(&mut self.ids, ts, out);
-        let Some(audit) = self.audit.as_mut().filter(|_| reply.is_about_processes()) else { return };
+        if reply.is_about_processes() {
+            self.note(asked, reply.outcome(), ts, out.len() - before);
+        }
+    }
+
+    fn note(&mut self, asked: &Asked, outcome: Outcome, ts: Timestamp, output_bytes: usize) {
+        let Some(audit) = &mut self.audit else { return };
         let entry = AuditEntry {
             ts,
             session_id: &self.session_id,
             req_id: &asked.req_id,
             correlation_id: &asked.correlation,
-            outcome: reply.outcome(),
+            outcome,
             duration: clock::now() - asked.since,
             input_bytes: asked.input_bytes,
-            output_bytes: (out.len() - before) as u64,
+            output_bytes: output_bytes as u64,
         };
         report_audit(audit.append(&entry));
     }
@@ -462,6 +423,9 @@ fn report_audit(news: Option<AuditNews>) {
 
 impl Drop for A2eSession {
     fn drop(&mut self) {
+        for asked in self.under_way.unanswered() {
+            self.note(&asked, UNANSWERED, now(), 0);
+        }
         let Some(audit) = &mut self.audit else { return };
         report_audit(audit.flush());
         if audit.lost() > 0 {

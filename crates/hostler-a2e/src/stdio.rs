@@ -46,6 +46,8 @@ const READ_BYTES: usize = 64 * 1024;
 const FAREWELL: Duration = Duration::from_secs(2);
 /// How long a client that has closed its end of our input may take nothing before its answers are dropped.
 const HANG_UP_PATIENCE: Duration = Duration::from_secs(3);
+/// How long requests may be under way after the session's end, when all that they wait for is over.
+const LAST_ANSWERS: Duration = Duration::from_secs(2);
 /// Between SIGTERM and SIGKILL when the client or the host goes.
 const END_GRACE: Duration = Duration::from_secs(1);
 
@@ -377,5 +379,20 @@ async fn farewell(mut session: A2eSession, mut output: Output, grace: Duration) 
     if !closed.load(Relaxed) {
         closing.await;
     }
+    hear_out(session).await;
     said
+}
+
+/// Takes the answers that nobody hears any more: the audit has an entry for each of them.
+async fn hear_out(mut session: A2eSession) {
+    let mut unheard = Vec::new();
+    let hear = async {
+        while session.has_requests_under_way() {
+            let event = session.next(Wanted::Answers).await;
+            session.take(event, &mut unheard);
+            unheard.clear();
+        }
+    };
+    // What is not answered by then is noted as that when the session is dropped.
+    let _ = tokio::time::timeout(LAST_ANSWERS, hear).await;
 }

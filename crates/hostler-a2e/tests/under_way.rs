@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use hostler_a2e::audit::{AuditLog, AuditOptions};
 use hostler_a2e::codec::Item;
 use hostler_a2e::encode::{DataForm, PushForm};
 use hostler_a2e::protocol::{Connection, ConnectionOptions};
@@ -26,7 +27,7 @@ struct Bare {
 }
 
 impl Bare {
-    fn open(host: &Host, token: &Token) -> Self {
+    fn open(host: &Host, token: &Token, audit: AuditLog) -> Self {
         let session =
             host.open_session(SessionOptions { max_processes: PROCESSES, ..SessionOptions::relay() });
         let session_id = SessionId::new("s");
@@ -38,7 +39,7 @@ impl Bare {
             push_form: PushForm::Correlated,
             default_timeout: None,
         });
-        let session = A2eSession::new(connection, session, session_id, PROCESSES, 7, None);
+        let session = A2eSession::new(connection, session, session_id, PROCESSES, 7, Some(audit));
         let mut bare = Self { session, token: token.clone(), next: 0, out: Vec::new() };
         bare.send("handshake/req", json!({"agent_caps": ["proc"]}));
         bare.messages();
@@ -82,6 +83,11 @@ impl Bare {
 }
 
 fn with_session(test: &str, check: impl AsyncFnOnce(&mut Bare)) {
+    with_audited_session(test, check);
+}
+
+/// The same, and returns what the audit has noted when the session is gone, as request, success and code.
+fn with_audited_session(test: &str, check: impl AsyncFnOnce(&mut Bare)) -> Vec<(Value, Value, Value)> {
     let token = Token::new(test);
     let _left = NoProcessLeft::new(&token);
     let (nursery, state) =
@@ -89,11 +95,33 @@ fn with_session(test: &str, check: impl AsyncFnOnce(&mut Bare)) {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
         let options = HostOptions { state_dir: Some(state.path().to_owned()), ..HostOptions::default() };
         let host = Host::start(nursery, options).unwrap();
-        let mut bare = Bare::open(&host, &token);
+        let path = state.path().join("audit.jsonl");
+        let options = AuditOptions { path: path.clone(), max_bytes: 0, backup_count: 0 };
+        let mut bare = Bare::open(&host, &token, AuditLog::open(options).unwrap());
         check(&mut bare).await;
         bare.end().await;
         host.shutdown().await;
+        let noted = std::fs::read_to_string(path).unwrap();
+        let entry = |line| -> Value { serde_json::from_str(line).unwrap() };
+        noted
+            .lines()
+            .map(entry)
+            .map(|entry| (entry["req_id"].clone(), entry["success"].clone(), entry["error_code"].clone()))
+            .collect()
+    })
+}
+
+#[test]
+fn what_is_under_way_when_the_session_is_dropped_is_noted_as_that_in_its_order() {
+    let mut asked = Vec::new();
+    let noted = with_audited_session("unanswered", async |bare| {
+        let deaf = bare.start("pause").await;
+        asked.push(bare.send("proc/write/req", json!({"proc_id": deaf, "data": "x".repeat(1 << 20)})));
+        asked.push(bare.send("proc/spawn/req", json!({"cmd": [evil().to_str().unwrap(), "pause"]})));
+        asked.push(bare.send("proc/kill/req", json!({"proc_id": deaf, "signal": "SIGKILL"})));
     });
+    let expected = asked.into_iter().map(|id| (json!(id), json!(false), json!("session_ended")));
+    assert_eq!(noted[1..], expected.collect::<Vec<_>>(), "after the first start");
 }
 
 #[test]

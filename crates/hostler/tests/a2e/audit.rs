@@ -8,7 +8,7 @@ use hostler_testkit::wait_until;
 use serde_json::{Value, json};
 
 use crate::client::{Client, Data};
-use crate::host::{LONG, Setup};
+use crate::host::{Host, LONG, Setup};
 
 fn entries(path: &Path) -> Vec<Value> {
     let text = fs::read_to_string(path).unwrap_or_default();
@@ -94,6 +94,46 @@ fn each_request_about_processes_is_noted_with_all_fields_and_no_other_request_is
     assert_eq!(found.len(), expected.len(), "{found:#?}");
     assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
     host.end(client);
+}
+
+/// Requests that are under way when the client leaves, and what is noted of them when the host has ended.
+fn leaves_with(test: &str, leave: impl FnOnce(&Host, &mut Client)) {
+    let setup = Setup::new(test);
+    let path = setup.env().work().join("audit.jsonl");
+    let (mut host, mut client) = setup.flag("--audit").flag(path.as_os_str()).start_greeted();
+    let deaf = client.evil(&host, &["pause"]);
+    let stubborn = client.evil(&host, &["ignore-term"]);
+    let write = client.send_write(&deaf, &"x".repeat(1 << 20));
+    let kill = client.send("proc/kill/req", json!({"proc_id": stubborn.id, "signal": "SIGTERM"}));
+    client.ping();
+    host.note_helpers();
+    leave(&host, &mut client);
+    let mut noted = host.ends_well_then(|| entries(&path));
+    noted.retain(|entry| entry["req_id"] == *write || entry["req_id"] == *kill);
+    noted.sort_by_key(|entry| entry["req_id"].to_string());
+    let about =
+        |entry: &Value| (entry["req_id"].clone(), entry["success"].clone(), entry["error_code"].clone());
+    let expected =
+        [(json!(write), json!(false), json!("proc_dead")), (json!(kill), json!(true), Value::Null)];
+    assert_eq!(noted.iter().map(about).collect::<Vec<_>>(), expected, "{noted:#?}");
+}
+
+#[test]
+fn what_is_under_way_when_the_client_vanishes_is_noted() {
+    leaves_with("vanishes with requests", |_, client| {
+        client.close_output();
+        client.close_input();
+    });
+}
+
+#[test]
+fn what_is_under_way_when_a_client_leaves_that_does_not_read_is_noted() {
+    leaves_with("leaves unread", |host, client| {
+        // More than a pipe holds, so that what comes after it cannot be said.
+        let flood = client.evil(host, &["flood"]);
+        client.text(&flood);
+        client.close_input();
+    });
 }
 
 #[test]
