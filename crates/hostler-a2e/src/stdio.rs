@@ -21,8 +21,6 @@ mod output;
 use std::io;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::AtomicBool;
-use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use hostler_core::sys::clock;
@@ -42,8 +40,9 @@ const BATCH_BYTES: usize = 256 * 1024;
 const ANSWERS_BYTES: usize = 16 << 20;
 /// Bytes of one read of requests.
 const READ_BYTES: usize = 64 * 1024;
-/// How long the client may take for what is left to say after the session's end.
+/// How long the client may take nothing of what is left to say after the session's end, and how long all of that may take.
 const FAREWELL: Duration = Duration::from_secs(2);
+const FAREWELL_LIMIT: Duration = Duration::from_secs(30);
 /// How long a client that has closed its end of our input may take nothing before its answers are dropped.
 const HANG_UP_PATIENCE: Duration = Duration::from_secs(3);
 /// How long requests may be under way after the session's end, when all that they wait for is over.
@@ -154,7 +153,9 @@ impl Conversation {
                 Wake::HungUp => {
                     self.hung_up = Some(HungUp { taken: self.output.taken(), since: clock::now() });
                 }
-                Wake::GivenUp => self.output.drop_answers(),
+                // It may have taken something in the meantime: writing down a long backlog is one turn of this loop.
+                Wake::GivenUp if self.has_taken_nothing() => self.output.drop_answers(),
+                Wake::GivenUp => {}
                 Wake::Core(event) => take_batch(&mut self.session, event, &mut self.output),
                 Wake::Written(Ok(())) => {}
                 Wake::Written(Err(error)) => return (ended_by(error), END_GRACE),
@@ -195,6 +196,10 @@ impl Conversation {
             *hung_up = HungUp { taken, since: clock::now() };
         }
         Hold::UntilReadOr { given_up: hung_up.since + HANG_UP_PATIENCE }
+    }
+
+    fn has_taken_nothing(&self) -> bool {
+        self.hung_up.is_some_and(|hung_up| hung_up.taken == self.output.taken())
     }
 
     fn carry_out(&mut self) -> Flow {
@@ -354,33 +359,54 @@ fn take_batch(session: &mut A2eSession, first: Event, output: &mut Output) {
 async fn farewell(mut session: A2eSession, mut output: Output, grace: Duration) -> io::Result<()> {
     let closing = session.close(grace);
     tokio::pin!(closing);
-    // Outside of the future that the limit may drop: a close that is done must not be waited for again.
-    let closed = AtomicBool::new(false);
-    let speak = async {
-        while !closed.load(Relaxed) || session.has_something_to_say() || output.pending() > 0 {
-            tokio::select! {
-                biased;
-                () = &mut closing, if !closed.load(Relaxed) => closed.store(true, Relaxed),
-                event = session.next(Wanted::Everything), if wanted(&output) == Wanted::Everything => {
-                    take_batch(&mut session, event, &mut output);
-                }
-                written = output.flush(0), if output.pending() > 0 => written?,
-            }
+    let mut closed = false;
+    let mut patience = Patience::new(output.taken(), grace);
+    let said = loop {
+        if closed && !session.has_something_to_say() && output.pending() == 0 {
+            break tokio::time::timeout(FAREWELL, output.finish()).await.unwrap_or(Ok(()));
         }
-        Ok(())
+        tokio::select! {
+            biased;
+            () = &mut closing, if !closed => closed = true,
+            // A client that does not read what is left loses it, with its processes already dead.
+            () = patience.ends() => if !patience.is_renewed(output.taken()) { break Ok(()) },
+            event = session.next(Wanted::Everything), if wanted(&output) == Wanted::Everything => {
+                take_batch(&mut session, event, &mut output);
+            }
+            written = output.flush(0), if output.pending() > 0 => if let Err(error) = written { break Err(error) },
+        }
     };
-    // A client that does not read what is left loses it, with its processes already dead.
-    let deadline = clock::now() + grace + FAREWELL;
-    let said = match tokio::time::timeout_at(deadline.into(), speak).await {
-        Ok(Ok(())) => tokio::time::timeout_at(deadline.into(), output.finish()).await.unwrap_or(Ok(())),
-        Ok(Err(error)) => Err(error),
-        Err(_) => Ok(()),
-    };
-    if !closed.load(Relaxed) {
+    if !closed {
         closing.await;
     }
     hear_out(session).await;
     said
+}
+
+/// How long is waited for a client that is to take what is left.
+struct Patience {
+    /// How much it had taken in all when that was last looked at.
+    taken: u64,
+    until: Instant,
+    limit: Instant,
+}
+
+impl Patience {
+    fn new(taken: u64, grace: Duration) -> Self {
+        let over = clock::now() + grace;
+        Self { taken, until: over + FAREWELL, limit: over + FAREWELL_LIMIT }
+    }
+
+    async fn ends(&self) {
+        tokio::time::sleep_until(self.until.into()).await;
+    }
+
+    /// At its end: whether something was taken meanwhile, and there is time left to wait for more.
+    fn is_renewed(&mut self, taken: u64) -> bool {
+        let has_taken = std::mem::replace(&mut self.taken, taken) != taken;
+        self.until = (clock::now() + FAREWELL).min(self.limit);
+        has_taken && clock::now() < self.limit
+    }
 }
 
 /// Takes the answers that nobody hears any more: the audit has an entry for each of them.

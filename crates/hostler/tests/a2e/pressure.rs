@@ -2,6 +2,7 @@
 //! again gets every answer.
 
 use std::fs;
+use std::io::Read;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 
@@ -103,6 +104,60 @@ fn a_client_that_hangs_up_and_reads_on_gets_all_answers() {
         client.reply(id);
     }
     assert_eq!(client.rest(), []);
+    host.ends_well();
+}
+
+/// Reads a little every now and then, for longer than a client may take nothing, and then the rest as fast as it comes.
+fn read_slowly_then_all(client: &mut Client) -> Vec<Value> {
+    let (from, mut bytes) = client.take_output();
+    let mut from = fs::File::from(from);
+    for _ in 0..2 {
+        pause(|| {
+            let mut piece = [0; 256];
+            from.read_exact(&mut piece).unwrap();
+            bytes.extend_from_slice(&piece);
+        });
+    }
+    from.read_to_end(&mut bytes).unwrap();
+    assert!(bytes.ends_with(b"\n"), "the last line is whole");
+    let lines = bytes.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
+    lines.map(|line| serde_json::from_slice(line).unwrap()).collect()
+}
+
+#[test]
+fn a_client_that_hangs_up_and_reads_slowly_gets_all_answers() {
+    const ANSWERS: usize = 16 << 20;
+    const LAST: usize = 500;
+    let (mut host, mut client) = Setup::new("hangs up and reads slowly").start_greeted();
+    for _ in 0..8 {
+        fill_list(&mut client);
+    }
+    // Nearly as many answers as may wait, and one that is so long that it takes many seconds to read down to there again.
+    let pong = client.call("ping", json!({})).to_string().len();
+    let pings = (ANSWERS - 300_000) / pong;
+    client.write("{\"type\":\"ping\"}\n".repeat(pings).as_bytes());
+    let long = client.send("proc/status/req", json!({}));
+    let last: Vec<String> = (0..LAST).map(|_| client.send("ping", json!({}))).collect();
+    host.note_helpers();
+    client.close_input();
+    let answers = read_slowly_then_all(&mut client);
+    let expected =
+        std::iter::repeat_n("", pings).chain([long.as_str()]).chain(last.iter().map(String::as_str));
+    let found: Vec<&str> = answers.iter().map(|answer| answer["req_id"].as_str().unwrap()).collect();
+    assert!(found == expected.collect::<Vec<_>>(), "{} of {} answers", found.len(), pings + 1 + LAST);
+    host.ends_well();
+}
+
+#[test]
+fn a_client_that_reads_slowly_after_the_end_gets_what_is_left() {
+    let (mut host, mut client) = Setup::new("slow farewell").start_greeted();
+    fill_list(&mut client);
+    let ids: Vec<String> = (0..10).map(|_| client.send("proc/status/req", json!({}))).collect();
+    host.note_helpers();
+    client.close_input();
+    let answers = read_slowly_then_all(&mut client);
+    let found: Vec<&str> = answers.iter().map(|answer| answer["req_id"].as_str().unwrap()).collect();
+    assert_eq!(found, ids);
     host.ends_well();
 }
 
