@@ -86,6 +86,8 @@ struct Facts {
     /// are remembered long after their end.
     asked: Option<Box<SpawnSpec>>,
     place: Option<Place>,
+    /// Its session was closed before its end: whatever keeps it from starting then is that.
+    session_ends: bool,
     /// The end was reported: output is complete.
     finished: bool,
 }
@@ -147,6 +149,7 @@ impl Inner {
             start_error: None,
             asked: Some(Box::new(birth.spec)),
             place: Some(birth.place),
+            session_ends: false,
             finished: false,
         };
         let inner = Self {
@@ -208,6 +211,9 @@ impl Inner {
 
     /// Takes a stop into account that somebody else carries out.
     pub(crate) fn will_be_stopped(&self, cause: StopCause, grace: Duration) {
+        if cause == StopCause::SessionEnd {
+            self.facts.lock().session_ends = true;
+        }
         let action = self.advance(Input::Stop { cause, grace });
         if action == Action::Finish {
             self.finish();
@@ -460,6 +466,7 @@ impl Process {
 
     fn launch_result(&self) -> Option<Result<(), SpawnError>> {
         let mut facts = self.0.facts.lock();
+        let ended = if facts.session_ends { SpawnError::SessionClosed } else { SpawnError::Canceled };
         match facts.life.state() {
             State::Queued | State::Starting => None,
             State::Running
@@ -467,9 +474,13 @@ impl Process {
             | State::Lingering(_)
             | State::Closed { end: End::Exited(_) } => Some(Ok(())),
             State::Closed { end: End::NotStarted } => {
-                Some(Err(facts.start_error.take().unwrap_or(SpawnError::Canceled)))
+                // With the session goes its keeper. That is no loss, and trying again would be in vain.
+                let error = facts.start_error.take();
+                Some(Err(error
+                    .filter(|error| !(facts.session_ends && error.is_of_the_keeper()))
+                    .unwrap_or(ended)))
             }
-            State::Closed { end: End::Canceled { .. } } => Some(Err(SpawnError::Canceled)),
+            State::Closed { end: End::Canceled { .. } } => Some(Err(ended)),
         }
     }
 

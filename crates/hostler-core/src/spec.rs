@@ -310,6 +310,20 @@ impl SpawnError {
         }
     }
 
+    /// Whether there was nobody who could start it.
+    pub(crate) fn is_of_the_keeper(&self) -> bool {
+        match self {
+            Self::NoKeeper(_) | Self::KeeperLost | Self::Canceled => true,
+            Self::Spec(_)
+            | Self::Limit(_)
+            | Self::SessionClosed
+            | Self::Cwd { .. }
+            | Self::Exec { .. }
+            | Self::TooLarge { .. }
+            | Self::Resources(_) => false,
+        }
+    }
+
     fn too_large(spec: &SpawnSpec, inherited: &[u8]) -> Self {
         let blocks = [spec.argv_block(), spec.env_block(), inherited.to_vec()];
         let strings = || blocks.iter().flat_map(|block| block.split_inclusive(|b| *b == 0));

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use hostler_core::{
     CursorRead, Flush, HelperProgram, Host, HostOptions, NotReady, Nursery, NurseryError, Outcome, Places,
-    Process, Pulled, Session, SessionOptions, SpawnSpec, StartError, StopCause, Stream, Then, outcome,
+    Process, Pulled, Session, SessionOptions, SpawnError, SpawnSpec, StartError, StopCause, Stream, Then, outcome,
 };
 use hostler_testkit::{NoProcessLeft, ProcessInfo, TestEnv, Token, bin, children_of, evil, wait_until_async};
 use tokio::sync::Barrier;
@@ -137,6 +137,28 @@ async fn a_runtime_of_several_threads_serves_many_sessions_at_once() {
     }
     sessions.join_all().await;
     assert_eq!(host.live(), 0);
+    host.shutdown().await;
+}
+
+#[tokio::test]
+async fn a_start_that_the_end_of_the_session_overtakes_is_refused_as_one_in_a_closed_session() {
+    let env = TestEnv::new();
+    let host = start_host(&env);
+    let mut refused = 0;
+    for _ in 0..20 {
+        let session = host.open_session(SessionOptions::relay());
+        let spawning: Vec<_> = (0..10).map(|_| session.spawn(SpawnSpec::new(["true"]))).collect();
+        let closing = session.close(Duration::ZERO);
+        for spawning in spawning {
+            match spawning.await {
+                Ok(_) => {}
+                Err(SpawnError::SessionClosed) => refused += 1,
+                Err(error) => panic!("{error}"),
+            }
+        }
+        closing.await;
+    }
+    assert!(refused > 0, "each start was faster than its session's end");
     host.shutdown().await;
 }
 

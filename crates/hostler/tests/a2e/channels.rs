@@ -119,6 +119,9 @@ fn is_complete(text: &str) {
     if spawned[0]["ok"] == true {
         let last = events.last().unwrap();
         assert!(last["stream_type"] == "killed" || last["data"] == "{\"code\":0}", "{last}");
+    } else {
+        let ending = "the session is ending and starts nothing any more; open a new one";
+        assert_eq!(spawned[0]["error"], ending);
     }
 }
 
