@@ -143,8 +143,11 @@ impl Conversation {
                     }
                 }
                 Wake::Requests(Ok(Arrived::End)) => {
-                    self.input.finish(&mut self.session, self.output.buffer());
-                    return (Ok(Ending::ClientGone), END_GRACE);
+                    let flow = self.input.finish(&mut self.session, self.output.buffer());
+                    return match flow {
+                        Flow::Continue => (Ok(Ending::ClientGone), END_GRACE),
+                        Flow::Shutdown(grace) => (Ok(Ending::Shutdown), grace),
+                    };
                 }
                 Wake::Requests(Err(error)) if ends::is_departure(&error) => {
                     return (Ok(Ending::ClientGone), END_GRACE);
@@ -306,11 +309,10 @@ impl Requests {
     }
 
     /// A last line without its end is a line.
-    fn finish(&mut self, session: &mut A2eSession, out: &mut Vec<u8>) {
-        if let Some(item) = self.codec.finish() {
-            let length = item_length(&item);
-            let _ = session.handle(item, length, out);
-        }
+    fn finish(&mut self, session: &mut A2eSession, out: &mut Vec<u8>) -> Flow {
+        let Some(item) = self.codec.finish() else { return Flow::Continue };
+        let length = item_length(&item);
+        session.handle(item, length, out)
     }
 }
 

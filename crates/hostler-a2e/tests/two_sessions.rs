@@ -174,6 +174,20 @@ fn the_end_of_one_agent_is_nothing_to_another() {
 }
 
 #[test]
+fn a_shutdown_without_a_line_end_counts_with_its_timeout() {
+    let token = Token::new("unended shutdown");
+    let _left = NoProcessLeft::new(&token);
+    with_host(100, async |host| {
+        let mut agent = Agent::join(host, &token).await;
+        agent.echo().await;
+        agent.to.write_all(b"{\"type\":\"shutdown\",\"timeout\":0}").await.unwrap();
+        drop(agent.to);
+        let ending = tokio::time::timeout(LONG, agent.served).await.expect("an end in time");
+        assert_eq!(ending.unwrap().unwrap(), Ending::Shutdown);
+    });
+}
+
+#[test]
 fn the_end_of_a_session_is_nothing_to_another_host_in_the_same_program() {
     let token = Token::new("two hosts");
     let _left = NoProcessLeft::new(&token);
