@@ -99,7 +99,7 @@ pub enum Malformed {
     #[error("field type: found {found}, expected one of {}", super::request::client_types())]
     TypeUnreadable {
         /// What stood there.
-        found: JsonKind,
+        found: Found,
     },
     /// A `type` that nobody knows.
     #[error("type {} is not known; expected one of {}", Shown(.word), super::request::client_types())]

@@ -322,9 +322,12 @@ impl<'line> Fields<'line> {
     fn kind(&self) -> Read<RequestType> {
         let Some(raw) = self.raw[Name::Type as usize] else { return Err(Malformed::TypeMissing) };
         if JsonKind::of(raw.get()) != JsonKind::Text {
-            return Err(Malformed::TypeUnreadable { found: JsonKind::of(raw.get()) });
+            return Err(Malformed::TypeUnreadable { found: Found::Kind(JsonKind::of(raw.get())) });
         }
-        let word = field::text(Name::Type.word(), raw)?;
+        // What is no Unicode text is the name of no type, whatever is wrong with it as a field.
+        let Ok(word) = field::text(Name::Type.word(), raw) else {
+            return Err(Malformed::TypeUnreadable { found: Found::LoneSurrogate });
+        };
         if let Some(kind) = RequestType::ALL.into_iter().find(|kind| kind.word() == word) {
             return Ok(kind);
         }

@@ -19,7 +19,7 @@ fn complaints<'a>(lines: impl IntoIterator<Item = &'a [u8]>) -> String {
 
 #[test]
 fn lines_that_are_no_message() {
-    let lines: [&[u8]; 18] = [
+    let lines: [&[u8]; 19] = [
         br#"{"type":"ping""#,
         b"hello",
         br#"{"type":"ping","id":}"#,
@@ -32,6 +32,7 @@ fn lines_that_are_no_message() {
         b"true",
         br#"{"id":"i","cmd":["ls"]}"#,
         br#"{"id":"i","type":5}"#,
+        br#"{"id":"i","type":"\ud800"}"#,
         br#"{"id":7,"type":"proc/teleport/req"}"#,
         br#"{"id":"i","type":"proc/teleport/req"}"#,
         br#"{"id":"i","type":"proc/spawn/resp"}"#,
@@ -52,6 +53,7 @@ fn lines_that_are_no_message() {
       invalid_message: a message must be a JSON object; this line is a boolean
     i invalid_message: the message has no type; expected one of (types)
     i invalid_message: field type: found a number, expected one of (types)
+    i invalid_message: field type: found a string with a lone surrogate, expected one of (types)
       invalid_message: type "proc/teleport/req" is not known; expected one of (types)
     i invalid_message: type "proc/teleport/req" is not known; expected one of (types)
     i invalid_message: only a host sends messages of type proc/spawn/resp; expected one of (types)
