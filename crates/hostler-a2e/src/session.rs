@@ -161,7 +161,7 @@ impl A2eSession {
             }
             Step::StatusAll { req_id } => {
                 let asked = asked(&req_id, "");
-                let reply = Reply::status_all(req_id, self.list());
+                let reply = Reply::status_all(req_id, self.list(), self.under_way.starts());
                 self.answer(&reply, &asked, out);
             }
             Step::Shutdown { grace } => return Flow::Shutdown(grace),
@@ -266,7 +266,7 @@ impl A2eSession {
         let spawning = self.session.spawn(spec);
         let lane = self.ids.lane();
         let (events, req_id) = (request.events, request.req_id);
-        self.under_way.start_or_kill(asked, async move {
+        self.under_way.start(asked, async move {
             let result = spawning.await;
             let proc_id = result.as_ref().map_or(ProcId::new(""), |process| proc_id(process.id()));
             let encoder = Box::new(EventEncoder::new(&proc_id, &req_id, &lane, events));
@@ -311,7 +311,7 @@ impl A2eSession {
             KillSignal::Int => Signal::Int,
         };
         let signalling = process.signal(signal, KILL_PATIENCE);
-        self.under_way.start_or_kill(asked, async move { Completion::Killed { result: signalling.await } });
+        self.under_way.kill(asked, async move { Completion::Killed { result: signalling.await } });
     }
 
     fn complete(&mut self, mut asked: Asked, done: Completion, out: &mut Vec<u8>) {

@@ -84,7 +84,7 @@ fn real() -> Vec<Map<String, Value>> {
         Reply::written(req(), proc_id(), 1),
         Reply::kill_settled(req(), Fate::Running, hostler_a2e::wire::Left::default()),
         Reply::status(req(), proc_id(), Fate::Running),
-        Reply::status_all(req(), vec![entry]),
+        Reply::status_all(req(), vec![entry], 0),
         Reply::denied(req(), Denied::Unauthorized),
     ];
     let form = EventForm { data: DataForm::String, push: PushForm::Correlated };

@@ -146,6 +146,22 @@ fn there_is_room_for_a_thousand_and_one_start_a_process_and_again_when_they_are_
 }
 
 #[test]
+fn a_session_is_running_while_a_start_is_under_way() {
+    with_session("start under way", async |bare| {
+        bare.send("proc/status/req", json!({}));
+        assert_eq!(bare.messages()[0]["status"], "completed");
+        bare.send(
+            "proc/spawn/req",
+            json!({"cmd": [evil().to_str().unwrap(), "exit", "0", bare.token.as_str()]}),
+        );
+        bare.send("proc/status/req", json!({}));
+        let answer = bare.messages().remove(0);
+        assert_eq!((&answer["status"], &answer["procs"]), (&json!("running"), &json!([])));
+        assert_eq!(bare.answers().await[0]["ok"], true);
+    });
+}
+
+#[test]
 fn starts_that_are_refused_make_room_again_by_themselves() {
     with_session("refused starts", async |bare| {
         bare.start("pause").await;

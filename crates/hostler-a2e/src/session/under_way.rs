@@ -52,7 +52,8 @@ pub(super) struct Done {
 
 #[derive(Clone, Copy, Debug)]
 enum Kind {
-    StartOrKill,
+    Start,
+    Kill,
     Write(ProcessId),
 }
 
@@ -63,21 +64,25 @@ pub(super) struct UnderWay {
     open: HashMap<Id, (Asked, Kind)>,
     /// What a task that broke off leaves unanswered.
     broken: Vec<Asked>,
-    starts_and_kills: usize,
+    starts: usize,
+    kills: usize,
     /// How many, for each process that has any.
     writes: HashMap<ProcessId, usize>,
 }
 
 impl UnderWay {
-    /// Waits for a start or a kill.
-    pub(super) fn start_or_kill(
-        &mut self,
-        asked: Asked,
-        task: impl Future<Output = Completion> + Send + 'static,
-    ) {
-        self.starts_and_kills += 1;
+    /// Waits for a start.
+    pub(super) fn start(&mut self, asked: Asked, task: impl Future<Output = Completion> + Send + 'static) {
+        self.starts += 1;
         let id = self.tasks.spawn(task).id();
-        self.open.insert(id, (asked, Kind::StartOrKill));
+        self.open.insert(id, (asked, Kind::Start));
+    }
+
+    /// Waits for a kill.
+    pub(super) fn kill(&mut self, asked: Asked, task: impl Future<Output = Completion> + Send + 'static) {
+        self.kills += 1;
+        let id = self.tasks.spawn(task).id();
+        self.open.insert(id, (asked, Kind::Kill));
     }
 
     /// Waits for a write to a process.
@@ -99,7 +104,12 @@ impl UnderWay {
 
     /// How many starts and kills.
     pub(super) fn starts_and_kills(&self) -> usize {
-        self.starts_and_kills
+        self.starts + self.kills
+    }
+
+    /// How many starts.
+    pub(super) fn starts(&self) -> usize {
+        self.starts
     }
 
     /// How many writes to this process.
@@ -159,7 +169,8 @@ impl UnderWay {
     fn close(&mut self, id: Id) -> Option<Asked> {
         let (asked, kind) = self.open.remove(&id)?;
         match kind {
-            Kind::StartOrKill => self.starts_and_kills -= 1,
+            Kind::Start => self.starts -= 1,
+            Kind::Kill => self.kills -= 1,
             Kind::Write(process) => {
                 if let Entry::Occupied(mut writes) = self.writes.entry(process) {
                     *writes.get_mut() -= 1;
@@ -190,10 +201,10 @@ mod tests {
     async fn what_is_done_is_settled_once_and_what_broke_off_or_hangs_is_left_unanswered() {
         let process: ProcessId = "0123456789abcdef0123456789abcdef".parse().unwrap();
         let mut under_way = UnderWay::default();
-        under_way.start_or_kill(asked("hangs"), std::future::pending());
+        under_way.start(asked("hangs"), std::future::pending());
         under_way.write(asked("breaks"), process, async { panic!("on purpose") });
         under_way.write(asked("done"), process, async { written() });
-        assert_eq!((under_way.starts_and_kills(), under_way.writes_to(process)), (1, 2));
+        assert_eq!((under_way.starts(), under_way.writes_to(process)), (1, 2));
         let done = under_way.next().await;
         assert_eq!(done.asked.map(|asked| asked.req_id), Some(ReqId::new("done")));
         assert_eq!((under_way.starts_and_kills(), under_way.writes_to(process)), (1, 0));

@@ -165,9 +165,10 @@ impl Reply {
         Self { req_id, body: Body::Status(body), outcome: Outcome::refused(Some(code)) }
     }
 
-    /// `proc/status/resp` of all processes of the session, in order of their start.
-    pub fn status_all(req_id: ReqId, procs: Vec<ProcStatus>) -> Self {
-        let status = overall_status(&procs);
+    /// `proc/status/resp` of all processes of the session, in order of their start, beside which so many `starts` are under
+    /// way and have no process yet.
+    pub fn status_all(req_id: ReqId, procs: Vec<ProcStatus>, starts: usize) -> Self {
+        let status = overall_status(&procs, starts);
         let body = StatusBody { proc_id: ProcId::new(""), status, error: String::new(), procs: Some(procs) };
         Self { req_id, body: Body::Status(body), outcome: Outcome::Success }
     }

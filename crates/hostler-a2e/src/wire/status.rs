@@ -175,9 +175,9 @@ impl ProcStatus {
     }
 }
 
-/// The status of a whole session: running while any of `procs` runs, else completed.
-pub fn overall_status(procs: &[ProcStatus]) -> StatusWord {
-    if procs.iter().any(|entry| entry.state == ProcState::Running) {
+/// The status of a whole session: running while any of `procs` runs or `starts` are under way, else completed.
+pub fn overall_status(procs: &[ProcStatus], starts: usize) -> StatusWord {
+    if starts > 0 || procs.iter().any(|entry| entry.state == ProcState::Running) {
         StatusWord::Running
     } else {
         StatusWord::Completed
@@ -299,10 +299,11 @@ mod tests {
                 Timestamp::from_unix(std::time::Duration::ZERO),
             )
         };
-        assert_eq!(overall_status(&[]), StatusWord::Completed);
-        assert_eq!(overall_status(&[entry(Fate::Exited { code: 1 })]), StatusWord::Completed);
+        assert_eq!(overall_status(&[], 0), StatusWord::Completed);
+        assert_eq!(overall_status(&[], 1), StatusWord::Running);
+        assert_eq!(overall_status(&[entry(Fate::Exited { code: 1 })], 0), StatusWord::Completed);
         assert_eq!(
-            overall_status(&[entry(Fate::Exited { code: 1 }), entry(Fate::Running)]),
+            overall_status(&[entry(Fate::Exited { code: 1 }), entry(Fate::Running)], 0),
             StatusWord::Running
         );
     }

@@ -111,8 +111,8 @@ fn replies_to_status_tell_of_one_process_or_of_all() {
             Reply::status(req(), proc(), Fate::TimedOut { code: -15 }),
             Reply::status(req(), proc(), Fate::Lost),
             Reply::status_unknown(req(), ProcId::new("nope")),
-            Reply::status_all(req(), vec![]),
-            Reply::status_all(req(), vec![entry("a", 7, Fate::Exited { code: 3 }), entry("b", 8, Fate::Running)]),
+            Reply::status_all(req(), vec![], 0),
+            Reply::status_all(req(), vec![entry("a", 7, Fate::Exited { code: 3 }), entry("b", 8, Fate::Running)], 0),
         ]),
         @r#"
     {"type":"proc/status/resp","req_id":"p1","proc_id":"c0ffee","status":"running","error":""}

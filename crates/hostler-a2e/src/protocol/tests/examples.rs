@@ -71,7 +71,7 @@ fn answers_of_the_executor() -> [(Reply, u64, &'static str); 8] {
             r#"{"type":"proc/write/resp","id":"..","version":"1.0","ts":4.1,"req_id":"p2","proc_id":"c0ffee","ok":true,"pid":4711,"error":""}"#,
         ),
         (
-            Reply::status_all(req("p3"), vec![entry]),
+            Reply::status_all(req("p3"), vec![entry], 0),
             5100,
             r#"{"type":"proc/status/resp","id":"..","version":"1.0","ts":5.1,"req_id":"p3","proc_id":"","status":"completed","error":"","procs":[{"proc_id":"c0ffee","cmd":"python3 -c 'print(input())'","state":"stopped","pid":4711,"exit_code":0,"started_at":3.1}]}"#,
         ),
