@@ -70,7 +70,8 @@ impl FromStr for SessionId {
     }
 }
 
-/// A process's name, shown as 32 hexadecimal digits: 64 bits that are random in each host, then a counter.
+/// A process's name, shown as 32 hexadecimal digits: bits that are random in each host, then a counter. It is a UUID of
+/// version 8 (RFC 9562, "vendor specific").
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ProcessId(u128);
 
@@ -112,10 +113,17 @@ pub(crate) struct ProcessIds {
     next: AtomicU64,
 }
 
+/// Where a UUID has its version in the upper half, and its variant in the lower.
+const VERSION_MASK: u64 = 0xf000;
+const VERSION: u64 = 0x8000;
+const VARIANT: u64 = 1 << 63;
+
 impl ProcessIds {
     pub(crate) fn new() -> Self {
         let [a, b, c, d, e, f, g, h, ..] = random_bits();
-        Self { prefix: u64::from_le_bytes([a, b, c, d, e, f, g, h]), next: AtomicU64::new(1) }
+        let prefix = u64::from_le_bytes([a, b, c, d, e, f, g, h]) & !VERSION_MASK | VERSION;
+        // Nobody counts up to the bits of the variant.
+        Self { prefix, next: AtomicU64::new(VARIANT + 1) }
     }
 
     pub(crate) fn next(&self) -> ProcessId {
@@ -136,6 +144,13 @@ mod tests {
         let ids = ProcessIds::new();
         let (a, b) = (ids.next(), ids.next());
         assert!(a < b);
+        for id in [a, b, ProcessIds::new().next()] {
+            assert_eq!(
+                (id.to_u128() >> 76 & 0xf, id.to_u128() >> 62 & 0b11),
+                (8, 0b10),
+                "{id}: version and variant"
+            );
+        }
         assert_eq!(a.to_string().parse(), Ok(a));
         for bad in ["", "abc", &"g".repeat(32), &"A".repeat(32), &"0".repeat(33)] {
             assert_eq!(bad.parse::<ProcessId>(), Err(ParseIdError));
