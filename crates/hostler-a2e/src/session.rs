@@ -81,6 +81,15 @@ struct Watched {
     encoder: Box<EventEncoder>,
 }
 
+    reading: Reading,
+}
+
+/// Whether the output of a process could be read the last time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reading {
+    Fine,
+    /// It could not, and that has been said.
+    Failing,
 /// See the module.
 #[derive(Debug)]
 pub struct A2eSession {
@@ -322,7 +331,7 @@ impl A2eSession {
                     Ok(process) => {
                         asked.correlation = proc_id.as_str().to_owned();
                         self.answer(&Reply::spawned(req_id, proc_id, pid_of(&process)), &asked, out);
-                        self.watched.insert(process.id(), Watched { encoder });
+                        self.watched.insert(process.id(), Watched { encoder, reading: Reading::Fine });
                         self.outputs.attach(&process);
                     }
                     Err(error) => {
@@ -349,7 +358,7 @@ impl A2eSession {
     }
 
     fn pull(&mut self, process: &Process, out: &mut Vec<u8>) {
-        let Some(Watched { encoder }) = self.watched.get_mut(&process.id()) else { return };
+        let Some(Watched { encoder, reading }) = self.watched.get_mut(&process.id()) else { return };
         encoder.set_time(now());
         let pulled =
             process.pull(TURN_BYTES, MAX_EVENT_BYTES, &mut self.scratch, |Chunk { stream, bytes, flush }| {
@@ -370,11 +379,19 @@ impl A2eSession {
             Ok(Pulled::Finished) => {
                 if let Some(terminal) = fate(process.end()).terminal() {
                     encoder.terminal(terminal, out);
+        let before =
+            std::mem::replace(reading, if pulled.is_ok() { Reading::Fine } else { Reading::Failing });
+        if before == Reading::Failing && pulled.is_ok() {
+            tracing::warn!("captured output can be read again");
+        }
                 }
                 self.watched.remove(&process.id());
             }
             Err(error) => {
-                tracing::error!(%error, "captured output cannot be read now, trying again");
+                // Once, however long it lasts: it is tried again five times a second.
+                if before == Reading::Fine {
+                    tracing::error!(%error, "captured output cannot be read now, trying again");
+                }
                 let process = process.clone();
                 self.under_way.chore(async move {
                     tokio::time::sleep_until((clock::now() + READ_RETRY).into()).await;
