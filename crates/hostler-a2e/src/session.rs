@@ -44,6 +44,8 @@ const MAX_UNDER_WAY: usize = 1024;
 const MAX_WAITING_WRITES: usize = 16 * 1024;
 /// What the audit says of a request that was still under way when its session was gone.
 const UNANSWERED: Outcome = Outcome::Failure(Some("session_ended"));
+/// The same for all processes of the session together.
+const MAX_WAITING_WRITES_IN_SESSION: usize = 64 * 1024;
 /// Between two tries to read back output that the disk would not give.
 const READ_RETRY: Duration = Duration::from_millis(200);
 
@@ -79,8 +81,6 @@ enum Inner {
 #[derive(Debug)]
 struct Watched {
     encoder: Box<EventEncoder>,
-}
-
     reading: Reading,
 }
 
@@ -90,6 +90,8 @@ enum Reading {
     Fine,
     /// It could not, and that has been said.
     Failing,
+}
+
 /// See the module.
 #[derive(Debug)]
 pub struct A2eSession {
@@ -293,6 +295,10 @@ impl A2eSession {
             let refusal = WriteRefusal::TooMany { limit: MAX_WAITING_WRITES };
             return self.answer(&Reply::write_refused(asked.req_id.clone(), proc_id, &refusal), &asked, out);
         }
+        if self.under_way.writes() >= MAX_WAITING_WRITES_IN_SESSION {
+            let refusal = WriteRefusal::TooManyInSession { limit: MAX_WAITING_WRITES_IN_SESSION };
+            return self.answer(&Reply::write_refused(asked.req_id.clone(), proc_id, &refusal), &asked, out);
+        }
         let writing = process.write(data.as_bytes(), then);
         if let Some(result) = writing.now().filter(|result| *result != Err(WriteError::ClosedByProcess)) {
             return self.complete(asked, Completion::Written { proc_id, pid, result }, out);
@@ -373,17 +379,17 @@ impl A2eSession {
                 };
                 encoder.lines(stream, bytes, flush, out)
             });
+        let before =
+            std::mem::replace(reading, if pulled.is_ok() { Reading::Fine } else { Reading::Failing });
+        if before == Reading::Failing && pulled.is_ok() {
+            tracing::warn!("captured output can be read again");
+        }
         match pulled {
             Ok(Pulled::More) => process.requeue(),
             Ok(Pulled::Idle) => {}
             Ok(Pulled::Finished) => {
                 if let Some(terminal) = fate(process.end()).terminal() {
                     encoder.terminal(terminal, out);
-        let before =
-            std::mem::replace(reading, if pulled.is_ok() { Reading::Fine } else { Reading::Failing });
-        if before == Reading::Failing && pulled.is_ok() {
-            tracing::warn!("captured output can be read again");
-        }
                 }
                 self.watched.remove(&process.id());
             }

@@ -29,7 +29,7 @@ use crate::outputs::Outputs;
 use crate::process::{Birth, Inner, Pipes, Process, Pump};
 use crate::spec::{Limit, SpawnError, SpawnSpec, StderrMode, StdinMode};
 use crate::state_dir::SessionDir;
-use crate::stdin::Stdin;
+use crate::stdin::{MAX_WAITING_IN_SESSION, Stdin, StdinAccount};
 use crate::sys::{clock, limits};
 
 /// How long a keeper may take for the end of a session beyond the grace and the limit of the kill.
@@ -131,6 +131,7 @@ pub(crate) struct SessionInner {
     host: Arc<HostInner>,
     live: Arc<AtomicUsize>,
     budget: Arc<Budget>,
+    unread: Arc<StdinAccount>,
     disk: Option<Arc<dyn Disk>>,
     /// Removed with the session.
     _folder: Option<SessionDir>,
@@ -180,6 +181,7 @@ impl Session {
                 host,
                 live: Arc::default(),
                 budget,
+                unread: StdinAccount::new(MAX_WAITING_IN_SESSION),
                 disk,
                 _folder: folder,
                 table: Mutex::default(),
@@ -254,7 +256,7 @@ impl SessionInner {
             Place::take(&self.live, self.options.max_processes, self.host.live(), self.host.max_processes())?;
         self.host.check_open_files()?;
         let link = self.keeper()?;
-        let Plumbing { ours, stdin, theirs } = plumb(&spec, &self.host).map_err(resources)?;
+        let Plumbing { ours, stdin, theirs } = plumb(&spec, &self.host, &self.unread).map_err(resources)?;
         let id = self.host.next_process_id();
         let account = self.budget.child(self.options.bytes_per_process);
         let log = |stream| self.log(stream, id, &account);
@@ -421,13 +423,13 @@ fn resources(error: std::io::Error) -> SpawnError {
     }
 }
 
-fn plumb(spec: &SpawnSpec, host: &HostInner) -> std::io::Result<Plumbing> {
+fn plumb(spec: &SpawnSpec, host: &HostInner, unread: &Arc<StdinAccount>) -> std::io::Result<Plumbing> {
     let (stdin, their_stdin) = match spec.stdin {
-        StdinMode::Null => (Stdin::none(), host.null()?),
+        StdinMode::Null => (Stdin::none(unread), host.null()?),
         StdinMode::Pipe => {
             let (theirs, ours) = pipe_with(PipeFlags::CLOEXEC)?;
             rustix::io::ioctl_fionbio(&ours, true)?;
-            (Stdin::open(ours), theirs)
+            (Stdin::open(ours, unread), theirs)
         }
     };
     let output = || -> std::io::Result<(OwnedFd, OwnedFd)> {

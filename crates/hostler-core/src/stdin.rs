@@ -2,12 +2,14 @@
 //!
 //! A write goes into the pipe at once as far as it fits; only what does not fit is copied and handed to a pump task
 //! that exists while the pipe is full. Invariants: bytes of one process arrive in the order of the calls; a write is
-//! answered once, when all of it is in the pipe or none of the rest can ever be; what waits is bounded.
+//! answered once, when all of it is in the pipe or none of the rest can ever be; what waits is bounded, for each process and
+//! for its session.
 
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 use tokio::io::Interest;
@@ -18,6 +20,9 @@ use crate::sys::reactor;
 
 /// The most bytes that wait for the process to read, over all writes.
 pub const MAX_WAITING: usize = 64 * 1024 * 1024;
+
+/// The same over all processes of a session.
+pub const MAX_WAITING_IN_SESSION: usize = 256 * 1024 * 1024;
 
 /// A write that could not be done. What had gone into the pipe before stays there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -42,6 +47,52 @@ pub enum WriteError {
         /// Bytes that wait now.
         waiting: usize,
     },
+    /// Too much waits already for all processes of the session together.
+    #[error(
+        "{waiting} bytes wait for processes of this session to read, at most {limit} may: wait for those writes first, or \
+         stop a process that does not read"
+    )]
+    SessionFull {
+        /// Bytes that wait now.
+        waiting: usize,
+        /// How many may.
+        limit: usize,
+    },
+}
+
+/// What waits for the processes of one session.
+#[derive(Debug)]
+pub(crate) struct StdinAccount {
+    bytes: AtomicUsize,
+    limit: usize,
+}
+
+impl StdinAccount {
+    pub(crate) fn new(limit: usize) -> Arc<Self> {
+        Arc::new(Self { bytes: AtomicUsize::new(0), limit })
+    }
+
+    fn hold(self: &Arc<Self>, bytes: usize) -> Result<Held, WriteError> {
+        let limit = self.limit;
+        let more = |held: usize| held.checked_add(bytes).filter(|sum| *sum <= limit);
+        match self.bytes.fetch_update(Ordering::AcqRel, Ordering::Acquire, more) {
+            Ok(_) => Ok(Held { account: Arc::clone(self), bytes }),
+            Err(waiting) => Err(WriteError::SessionFull { waiting, limit }),
+        }
+    }
+}
+
+/// Bytes of an account, given back when dropped: with the memory that they are in, not as they are read.
+#[derive(Debug)]
+struct Held {
+    account: Arc<StdinAccount>,
+    bytes: usize,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.account.bytes.fetch_sub(self.bytes, Ordering::AcqRel);
+    }
 }
 
 /// Whether a write is the last one.
@@ -56,6 +107,7 @@ pub enum Then {
 #[derive(Debug)]
 struct Waiting {
     bytes: Vec<u8>,
+    _held: Held,
     written: usize,
     then: Then,
     done: Option<oneshot::Sender<Result<(), WriteError>>>,
@@ -83,6 +135,7 @@ struct State {
 pub(crate) struct Stdin {
     state: Mutex<State>,
     shut: Notify,
+    account: Arc<StdinAccount>,
 }
 
 /// The answer to a write; dropping it does not take the write back.
@@ -118,18 +171,18 @@ impl Writing {
 }
 
 impl Stdin {
-    /// Takes the write end of a pipe, which must be non-blocking.
-    pub(crate) fn open(pipe: OwnedFd) -> Arc<Self> {
-        Arc::new(Self::with(Pipe::Open(Arc::new(pipe))))
+    /// Takes the write end of a pipe, which must be non-blocking, and the account of its session.
+    pub(crate) fn open(pipe: OwnedFd, account: &Arc<StdinAccount>) -> Arc<Self> {
+        Arc::new(Self::with(Pipe::Open(Arc::new(pipe)), account))
     }
 
-    pub(crate) fn none() -> Arc<Self> {
-        Arc::new(Self::with(Pipe::Shut(WriteError::NoStdin)))
+    pub(crate) fn none(account: &Arc<StdinAccount>) -> Arc<Self> {
+        Arc::new(Self::with(Pipe::Shut(WriteError::NoStdin), account))
     }
 
-    fn with(pipe: Pipe) -> Self {
+    fn with(pipe: Pipe, account: &Arc<StdinAccount>) -> Self {
         let state = State { pipe, queue: VecDeque::new(), waiting_bytes: 0, closing: false, pumping: false };
-        Self { state: Mutex::new(state), shut: Notify::new() }
+        Self { state: Mutex::new(state), shut: Notify::new(), account: Arc::clone(account) }
     }
 
     /// Writes, in order after all earlier calls.
@@ -159,11 +212,21 @@ impl Stdin {
         if state.waiting_bytes + rest.len() > MAX_WAITING {
             return Writing(Answer::Now(Err(WriteError::Full { waiting: state.waiting_bytes })));
         }
+        let held = match self.account.hold(rest.len()) {
+            Ok(held) => held,
+            Err(full) => return Writing(Answer::Now(Err(full))),
+        };
         let (sender, receiver) = oneshot::channel();
         let needs_pump = !std::mem::replace(&mut state.pumping, true);
         state.waiting_bytes += rest.len();
         state.closing = then == Then::Close;
-        state.queue.push_back(Waiting { bytes: rest.to_vec(), written: 0, then, done: Some(sender) });
+        state.queue.push_back(Waiting {
+            bytes: rest.to_vec(),
+            _held: held,
+            written: 0,
+            then,
+            done: Some(sender),
+        });
         drop(state);
         if needs_pump {
             tokio::spawn(Arc::clone(self).pump(pipe));
@@ -281,9 +344,13 @@ mod tests {
     use super::*;
 
     fn pair() -> (std::fs::File, Arc<Stdin>) {
+        pair_of(&StdinAccount::new(MAX_WAITING_IN_SESSION))
+    }
+
+    fn pair_of(account: &Arc<StdinAccount>) -> (std::fs::File, Arc<Stdin>) {
         let (r, w) = pipe_with(PipeFlags::CLOEXEC).unwrap();
         rustix::io::ioctl_fionbio(&w, true).unwrap();
-        (r.into(), Stdin::open(w))
+        (r.into(), Stdin::open(w, account))
     }
 
     #[tokio::test]
@@ -321,7 +388,10 @@ mod tests {
         let (pipe, stdin) = pair();
         drop(pipe);
         assert_eq!(stdin.write(b"x", Then::KeepOpen).now(), Some(Err(WriteError::ClosedByProcess)));
-        assert_eq!(Stdin::none().write(b"x", Then::KeepOpen).now(), Some(Err(WriteError::NoStdin)));
+        assert_eq!(
+            Stdin::none(&StdinAccount::new(1)).write(b"x", Then::KeepOpen).now(),
+            Some(Err(WriteError::NoStdin))
+        );
     }
 
     #[tokio::test]
@@ -330,6 +400,30 @@ mod tests {
         let _first = stdin.write(&vec![0; MAX_WAITING], Then::KeepOpen);
         let more = stdin.write(&vec![0; 200_000], Then::KeepOpen);
         assert!(matches!(more.now(), Some(Err(WriteError::Full { .. }))));
+    }
+
+    #[tokio::test]
+    async fn what_waits_for_all_processes_of_a_session_is_bounded_and_room_comes_back() {
+        const LIMIT: usize = 1_000_000;
+        let account = StdinAccount::new(LIMIT);
+        let ((_first_pipe, first), (mut second_pipe, second)) = (pair_of(&account), pair_of(&account));
+        let some = vec![0; LIMIT * 3 / 4];
+        let blocked = [first.write(&some, Then::KeepOpen), first.write(&[0; 1000], Then::KeepOpen)];
+        let refused = second.write(&some, Then::KeepOpen).now();
+        assert!(matches!(refused, Some(Err(WriteError::SessionFull { limit: LIMIT, .. }))), "{refused:?}");
+        let small = second.write(&[0; 1000], Then::KeepOpen);
+        assert_eq!(small.now(), None, "what finds room waits");
+        first.end();
+        for blocked in blocked {
+            assert_eq!(blocked.done().await, Err(WriteError::Ended));
+        }
+        let waits = second.write(&some, Then::Close);
+        assert_eq!(waits.now(), None);
+        let reader =
+            tokio::task::spawn_blocking(move || std::io::copy(&mut second_pipe, &mut std::io::sink()));
+        assert_eq!(waits.done().await, Ok(()));
+        reader.await.unwrap().unwrap();
+        assert_eq!(account.bytes.load(Ordering::Acquire), 0);
     }
 
     /// Bytes that show a loss, a repetition or a change of order.

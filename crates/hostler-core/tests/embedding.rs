@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use hostler_core::{
     CursorRead, Flush, HelperProgram, Host, HostOptions, NotReady, Nursery, NurseryError, Outcome, Places,
-    Process, Pulled, Session, SessionOptions, SpawnError, SpawnSpec, StartError, StopCause, Stream, Then, outcome,
+    Process, Pulled, Session, SessionOptions, SpawnError, SpawnSpec, StartError, StopCause, Stream, Then,
+    outcome,
 };
 use hostler_testkit::{NoProcessLeft, ProcessInfo, TestEnv, Token, bin, children_of, evil, wait_until_async};
 use tokio::sync::Barrier;

@@ -112,6 +112,11 @@ impl UnderWay {
         self.starts
     }
 
+    /// How many writes to all processes.
+    pub(super) fn writes(&self) -> usize {
+        self.open.len() - self.starts_and_kills()
+    }
+
     /// How many writes to this process.
     pub(super) fn writes_to(&self, process: ProcessId) -> usize {
         self.writes.get(&process).copied().unwrap_or(0)
@@ -204,10 +209,13 @@ mod tests {
         under_way.start(asked("hangs"), std::future::pending());
         under_way.write(asked("breaks"), process, async { panic!("on purpose") });
         under_way.write(asked("done"), process, async { written() });
-        assert_eq!((under_way.starts(), under_way.writes_to(process)), (1, 2));
+        assert_eq!((under_way.starts(), under_way.writes_to(process), under_way.writes()), (1, 2, 2));
         let done = under_way.next().await;
         assert_eq!(done.asked.map(|asked| asked.req_id), Some(ReqId::new("done")));
-        assert_eq!((under_way.starts_and_kills(), under_way.writes_to(process)), (1, 0));
+        assert_eq!(
+            (under_way.starts_and_kills(), under_way.writes_to(process), under_way.writes()),
+            (1, 0, 0)
+        );
         assert!(under_way.try_next().is_none() && under_way.has_requests());
         let left: Vec<ReqId> = under_way.unanswered().into_iter().map(|asked| asked.req_id).collect();
         assert_eq!(left, [ReqId::new("hangs"), ReqId::new("breaks")]);

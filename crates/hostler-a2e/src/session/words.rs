@@ -103,7 +103,9 @@ pub(super) fn write_refusal(error: WriteError) -> WriteRefusal {
         WriteError::Closed => WriteRefusal::AfterEof,
         WriteError::ClosedByProcess => WriteRefusal::ClosedByProcess,
         WriteError::Ended => WriteRefusal::ProcDead,
-        WriteError::Full { .. } => WriteRefusal::Write { reason: io::Error::other(error) },
+        WriteError::Full { .. } | WriteError::SessionFull { .. } => {
+            WriteRefusal::Write { reason: io::Error::other(error) }
+        }
     }
 }
 

@@ -359,6 +359,14 @@ pub enum WriteRefusal {
         /// How many may wait.
         limit: usize,
     },
+    /// Too many writes wait for all processes of the session together.
+    #[error(
+        "{limit} writes wait for processes of this session to read, and no more are taken; wait for their answers before the next, or kill a process that does not read"
+    )]
+    TooManyInSession {
+        /// How many may wait.
+        limit: usize,
+    },
     /// The system refused the write.
     #[error("failed to write to stdin: {reason}")]
     Write {
@@ -377,6 +385,7 @@ impl WriteRefusal {
             | Self::NoStdin
             | Self::ClosedByProcess
             | Self::TooMany { .. }
+            | Self::TooManyInSession { .. }
             | Self::Write { .. } => None,
         }
     }

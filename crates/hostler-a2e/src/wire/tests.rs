@@ -187,6 +187,7 @@ fn refused_writes_start_with_their_code() {
             refused(WriteRefusal::NoStdin),
             refused(WriteRefusal::ClosedByProcess),
             refused(WriteRefusal::TooMany { limit: 3 }),
+            refused(WriteRefusal::TooManyInSession { limit: 3 }),
             refused(WriteRefusal::Write { reason: io::Error::from_raw_os_error(5) }),
         ]),
         @r#"
@@ -196,6 +197,7 @@ fn refused_writes_start_with_their_code() {
     {"type":"proc/write/resp","req_id":"p1","proc_id":"c0ffee","ok":false,"pid":0,"error":"the process has no stdin: it was started with stdin_mode \"null\""}
     {"type":"proc/write/resp","req_id":"p1","proc_id":"c0ffee","ok":false,"pid":0,"error":"the process has closed its stdin; it runs on"}
     {"type":"proc/write/resp","req_id":"p1","proc_id":"c0ffee","ok":false,"pid":0,"error":"3 writes wait for the process to read, and no more are taken; wait for their answers before the next"}
+    {"type":"proc/write/resp","req_id":"p1","proc_id":"c0ffee","ok":false,"pid":0,"error":"3 writes wait for processes of this session to read, and no more are taken; wait for their answers before the next, or kill a process that does not read"}
     {"type":"proc/write/resp","req_id":"p1","proc_id":"c0ffee","ok":false,"pid":0,"error":"failed to write to stdin: Input/output error (os error 5)"}
     "#
     );

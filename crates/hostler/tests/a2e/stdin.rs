@@ -130,6 +130,31 @@ time.sleep(600)
 }
 
 #[test]
+fn what_waits_for_all_processes_is_bounded_too_and_room_comes_back_with_the_end_of_one() {
+    let (host, mut client) = Setup::new("too much waits in all").start_greeted();
+    let chunk = "x".repeat(15 * MIB);
+    let deaf: Vec<_> = (0..5).map(|_| client.evil(&host, &["pause"])).collect();
+    let ids: Vec<String> = (0..20).map(|number| client.send_write(&deaf[number / 4], &chunk)).collect();
+    // Seventeen of them may wait.
+    for id in &ids[17..] {
+        let reply = client.reply(id);
+        assert_eq!(reply["ok"], false, "{reply}");
+        let error = reply["error"].as_str().unwrap();
+        assert!(
+            error.contains("for processes of this session") && error.contains("stop a process"),
+            "{reply}"
+        );
+    }
+    assert!(host.rss_kib() < 340 * 1024, "{} KiB", host.rss_kib());
+    client.kill(&deaf[0], "SIGKILL");
+    assert_eq!(client.finish(&deaf[0]).end, Data::Killed);
+    let waits = client.send_write(&deaf[4], &chunk);
+    client.ping();
+    assert!(!client.has_reply(&waits), "there is room again");
+    host.end(client);
+}
+
+#[test]
 fn what_waits_to_be_read_is_bounded_and_the_surplus_is_refused() {
     let (host, mut client) = Setup::new("too much waits").start_greeted();
     let mut innocent = Innocent::start(&host, &mut client);
