@@ -7,7 +7,7 @@
 //! * [`binaries`]: where the helper programs are; they are built when they are missing or old.
 //! * [`embedder`]: a whole host in a process of its own, to be ended in any way.
 //! * [`env`](mod@env): a hermetic environment.
-//! * [`privilege`]: the same command as uid 65534, or without cgroups.
+//! * [`privilege`]: the same command as uid 65534, without cgroups, or without clone3(2).
 //! * [`tmpfs`]: a small file system that can be filled up; [`fuse`]: one on which everything hangs.
 //! * [`numbered`] and [`counter`]: what the helper child `hostler-evil` prints and counts, so that a test can check
 //!   it.
@@ -44,6 +44,7 @@ pub use env::TestEnv;
 pub use fuse::DeadFuse;
 pub use privilege::{
     NOBODY, PublicCopy, as_nobody, can_hide_cgroups, is_root, keep_on_exec, public_copy, without_cgroups,
+    without_clone3,
 };
 pub use processes::{ProcessInfo, children_of, descendants, fd_count, is_alive, rss_kib};
 pub use tmpfs::Tmpfs;

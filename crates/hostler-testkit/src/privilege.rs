@@ -1,4 +1,4 @@
-//! The same command with fewer rights: as uid 65534, or where no cgroup can be seen.
+//! The same command with fewer rights: as uid 65534, where no cgroup can be seen, or without clone3(2).
 //!
 //! A wrapped command has exactly the variables that were set on the original one ([`TestEnv::command`] sets them
 //! all): what it would have inherited is cleared. Its standard streams are set after the wrapping, because a `std`
@@ -15,6 +15,8 @@ use std::process::Command;
 use std::{env, fs, io};
 
 use tempfile::TempDir;
+
+use crate::evil;
 
 /// User and group id without rights, by custom "nobody".
 pub const NOBODY: u32 = 65534;
@@ -64,6 +66,12 @@ pub fn without_cgroups(command: Command) -> Command {
 pub fn can_hide_cgroups() -> bool {
     is_root()
         && without_cgroups(Command::new("/bin/true")).output().is_ok_and(|output| output.status.success())
+}
+
+/// The command where clone3(2) does not exist, neither for it nor for what it starts. It executes a path: nothing is searched
+/// for.
+pub fn without_clone3(command: &Command) -> Command {
+    wrap(vec![evil().into(), "without-clone3".into()], command)
 }
 
 /// A copy of `program` that every user can execute, in a folder of its own.
@@ -149,7 +157,7 @@ pub fn keep_on_exec(fd: i32) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{TestEnv, Token, evil};
+    use crate::{TestEnv, Token};
 
     fn text_of(mut command: Command) -> String {
         let output = command.output().unwrap();
@@ -211,6 +219,17 @@ mod tests {
         let hidden = text_of(without_cgroups(as_nobody(list())));
         assert_eq!(hidden, if is_root() { "" } else { &before });
         assert_eq!(text_of(list()), before);
+    }
+
+    #[test]
+    fn without_clone3_nobody_has_it() {
+        let env = TestEnv::new();
+        let mut command = env.command("/bin/sh");
+        command.args(["-c", "grep Seccomp: /proc/self/status; echo $$"]);
+        let child = without_clone3(&command).stdout(std::process::Stdio::piped()).spawn().unwrap();
+        let pid = child.id();
+        let output = child.wait_with_output().unwrap();
+        assert_eq!(String::from_utf8(output.stdout).unwrap(), format!("Seccomp:\t2\n{pid}\n"));
     }
 
     #[test]

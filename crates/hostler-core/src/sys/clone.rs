@@ -299,16 +299,31 @@ fn vfork(
     }
 }
 
-/// clone(2) through libc, for kernels and seccomp filters without clone3. It has one slot for both the pidfd and
-/// the parent's tid, so the pid is stored when the call returns.
+/// clone(2) through libc, for kernels and seccomp filters without clone3. It has one slot for both the pidfd and the
+/// parent's tid; so the child writes its pid, before anything else that it does. The memory is the parent's: the pid is
+/// known while the program is being executed, as it is with clone3.
 fn old_clone(stack: &mut ChildStack, attempt: &Attempt, arg: *mut c_void) -> Result<i32, i32> {
-    let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_PIDFD | libc::SIGCHLD;
-    // SAFETY: as in `vfork`; the fifth argument is where CLONE_PIDFD stores the descriptor.
-    let pid = unsafe { libc::clone(child_entry, stack.top(), flags, arg, attempt.pidfd.as_ptr()) };
+    let flags =
+        libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_PIDFD | libc::CLONE_CHILD_SETTID | libc::SIGCHLD;
+    let no_tls = ptr::null_mut::<c_void>();
+    // SAFETY: as in `vfork`; the arguments after `arg` are where CLONE_PIDFD stores the descriptor, the TLS that is not asked
+    // for, and where CLONE_CHILD_SETTID stores the pid: both places outlive the call.
+    let pid = unsafe {
+        libc::clone(
+            child_entry,
+            stack.top(),
+            flags,
+            arg,
+            attempt.pidfd.as_ptr(),
+            no_tls,
+            attempt.pid.as_ptr(),
+        )
+    };
     if pid < 0 {
         return Err(io::Error::last_os_error().raw_os_error().unwrap_or(libc::ENOSYS));
     }
-    attempt.pid.store(pid, Ordering::Release);
+    // Something that only looks like Linux may not have written it.
+    let _ = attempt.pid.compare_exchange(PID_UNKNOWN, pid, Ordering::AcqRel, Ordering::Acquire);
     Ok(pid)
 }
 

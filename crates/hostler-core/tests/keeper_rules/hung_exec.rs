@@ -1,13 +1,18 @@
 //! An exec that the kernel never finishes: vfork stops the thread that called it, and nothing else may stand still.
 
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::process::Command;
 use std::time::Duration;
 
 use hostler_core::{CursorRead, Session, SessionOptions, SpawnSpec, Stream, Then};
 use hostler_testkit::{
-    DeadFuse, Embedder, NoProcessLeft, TestEnv, Token, bin, children_of, wait_until, wait_until_async,
+    DeadFuse, Embedder, NoProcessLeft, TestEnv, Token, bin, children_of, evil, wait_until, wait_until_async,
+    without_clone3,
 };
 
-use crate::{GRACE, MAX, evil_path, evil_process, keeper_of, run, start_host, wait_for_helpers};
+use crate::{GRACE, MAX, evil_path, evil_process, keeper_of, run, start_host_with, wait_for_helpers};
 
 /// `None`, with a word about it, where none can be mounted.
 #[expect(clippy::print_stderr, reason = "for people who read the output of a test")]
@@ -29,12 +34,30 @@ async fn hang(session: &Session, fuse: &DeadFuse, known: &[i32]) {
     wait_until_async("a child that hangs in exec", MAX, async || hanging_child(keeper, known)).await;
 }
 
+/// A helper program for which, and for whose keepers, there is no clone3(2): they start programs by clone(2).
+fn helper_without_clone3(env: &TestEnv) -> PathBuf {
+    let path = env.work().join("helper-without-clone3");
+    let [evil, helper] = [evil(), bin("embedder")].map(|path| path.display().to_string());
+    fs::write(&path, format!("#!/bin/sh\nexec '{evil}' without-clone3 '{helper}' \"$@\"\n")).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    path
+}
+
 #[tokio::test]
 async fn beside_an_exec_that_hangs_running_processes_talk_on_and_the_session_ends_in_time() {
+    running_processes_talk_on_and_the_session_ends(&TestEnv::new(), |_| bin("embedder")).await;
+}
+
+#[tokio::test]
+async fn without_clone3_running_processes_talk_on_and_the_session_ends_in_time_as_well() {
+    running_processes_talk_on_and_the_session_ends(&TestEnv::new(), helper_without_clone3).await;
+}
+
+async fn running_processes_talk_on_and_the_session_ends(env: &TestEnv, helper: fn(&TestEnv) -> PathBuf) {
     let Some(fuse) = dead_fuse() else { return };
-    let (env, token) = (TestEnv::new(), Token::new("hung-beside"));
+    let token = Token::new("hung-beside");
     let _left = NoProcessLeft::new(&token);
-    let host = start_host(&env);
+    let host = start_host_with(env, helper(env));
     let (a, b) = (host.open_session(SessionOptions::record()), host.open_session(SessionOptions::record()));
     let echo = evil_process(&a, "echo", &token).await;
     let daemon = evil_process(&a, "hard-daemon", &token).await;
@@ -56,8 +79,7 @@ async fn beside_an_exec_that_hangs_running_processes_talk_on_and_the_session_end
     let end = format!("{:?}", exiting.finished().await);
     assert!(end.contains("Code(7)"), "an exit is noticed: {end}");
     assert_eq!(run(&b, "echo other session").await, "other session\n");
-    let closed = tokio::time::timeout(Duration::from_secs(10), a.close(GRACE)).await;
-    let receipt = closed.expect("a session with a hanging exec ends");
+    let receipt = tokio::time::timeout(Duration::from_secs(10), a.close(GRACE)).await.unwrap();
     assert_eq!(receipt.survivors.total, 0, "{receipt:?}");
     token.wait_until_gone(MAX).unwrap();
     wait_for_helpers(&[keeper]);
@@ -66,10 +88,19 @@ async fn beside_an_exec_that_hangs_running_processes_talk_on_and_the_session_end
 
 #[test]
 fn an_exec_that_hangs_does_not_hide_the_host_s_death() {
+    the_host_s_death_is_seen(|command| command);
+}
+
+#[test]
+fn without_clone3_it_does_not_hide_the_host_s_death_either() {
+    the_host_s_death_is_seen(|command| without_clone3(&command));
+}
+
+fn the_host_s_death_is_seen(wrapped: fn(Command) -> Command) {
     let Some(fuse) = dead_fuse() else { return };
     let (env, token) = (TestEnv::new(), Token::new("hung-host-kill"));
     let _left = NoProcessLeft::new(&token);
-    let mut host = Embedder::start(env.command(bin("embedder")));
+    let mut host = Embedder::start(wrapped(env.command(bin("embedder"))));
     host.session("a");
     let plain = host.spawn("a", "plain", &[&evil_path(), "plain", token.as_str()]);
     host.first_line("plain");
@@ -79,6 +110,6 @@ fn an_exec_that_hangs_does_not_hide_the_host_s_death() {
     let hanging = wait_until("a child that hangs in exec", MAX, || hanging_child(keeper, &[plain.pid]));
     let helpers = [host.helpers(), vec![hanging]].concat();
     host.kill();
-    token.wait_until_gone(MAX).expect("nothing outlives the host");
+    token.wait_until_gone(MAX).unwrap();
     wait_for_helpers(&helpers);
 }

@@ -43,6 +43,9 @@
 //! `print-signals` (`SigBlk HEX`, `SigIgn HEX`, `SigCgt HEX`); `print-limits` (`nofile SOFT HARD`, a number or
 //! `unlimited`); `print-ids` (`pid N`, `pgid N`, `sid N`, `oom_score_adj N`).
 //!
+//! Not a mode: `hostler-evil without-clone3 PROGRAM [ARGUMENT…]` becomes that program, for which clone3(2) does not exist,
+//! as on an old kernel or behind the filter of a container.
+//!
 //! It handles no signal by itself and has no runtime of std around it: that would ignore SIGPIPE, catch SIGSEGV and
 //! SIGBUS and open `/dev/null` for closed descriptors, and so hide what the host did.
 //!
@@ -94,6 +97,7 @@ extern "C" fn main(argc: c_int, argv: *const *const c_char) -> c_int {
         (0..usize::try_from(argc).unwrap_or(0)).map(|index| unsafe { CStr::from_ptr(*argv.add(index)) });
     let args: Vec<String> = args.map(|arg| arg.to_string_lossy().into_owned()).collect();
     let outcome = match args.iter().map(String::as_str).collect::<Vec<_>>().as_slice() {
+        [_, "without-clone3", command @ ..] => Err(sys::become_without_clone3(command)),
         [_, mode, arguments @ .., token] => run(mode, arguments, token),
         _ => Err(Failure::Usage),
     };

@@ -144,6 +144,36 @@ pub(crate) fn exec_self(arguments: &[&str], environment: Environment) -> Failure
     Failure::Call { what: "execute itself", source: io::Error::last_os_error() }
 }
 
+/// Becomes another program, for which and for whose descendants clone3(2) fails with ENOSYS; returns only on failure.
+pub(crate) fn become_without_clone3(command: &[&str]) -> Failure {
+    let instruction = |code: u32, jt: u8, k: u32| libc::sock_filter { code: code as u16, jt, jf: 0, k };
+    let mut filter = [
+        // The number of the call, the first member of seccomp_data.
+        instruction(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0),
+        instruction(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 1, libc::SYS_clone3 as u32),
+        instruction(libc::BPF_RET | libc::BPF_K, 0, libc::SECCOMP_RET_ALLOW),
+        instruction(libc::BPF_RET | libc::BPF_K, 0, libc::SECCOMP_RET_ERRNO | libc::ENOSYS as u32),
+    ];
+    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+    // SAFETY: the filter lives until the call returns, by when the kernel has a copy of it.
+    let filtered = unsafe {
+        libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
+            && libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program) == 0
+    };
+    if !filtered {
+        return Failure::Call { what: "filter system calls", source: io::Error::last_os_error() };
+    }
+    let arguments: Vec<CString> = command.iter().filter_map(|text| CString::new(*text).ok()).collect();
+    let mut pointers: Vec<_> = arguments.iter().map(|text| text.as_ptr()).collect();
+    pointers.push(ptr::null());
+    if pointers[0].is_null() {
+        return Failure::Usage;
+    }
+    // SAFETY: the array is null-terminated and lives until the call returns or the program is replaced.
+    unsafe { libc::execv(pointers[0], pointers.as_ptr()) };
+    Failure::Call { what: "execute the program", source: io::Error::last_os_error() }
+}
+
 /// Ignores a signal from now on; forks and the programs they execute ignore it too.
 pub(crate) fn ignore(signal: c_int) {
     // SAFETY: SIG_IGN is no handler, so no code runs in signal context.
