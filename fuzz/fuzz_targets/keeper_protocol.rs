@@ -2,7 +2,7 @@
 //! the fixed messages is written back to the same bytes.
 #![no_main]
 
-use hostler_core::keeper::protocol::{Control, KeeperEvent, NurseryEvent, SpawnRequest, StartKeeper, VERSION};
+use hostler_core::keeper::protocol::{Body, Control, KeeperEvent, NurseryEvent, SpawnRequest, StartKeeper, VERSION};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|data: &[u8]| {
@@ -27,5 +27,9 @@ fn check(packet: &[u8]) {
     if let Ok(message) = SpawnRequest::decode(packet) {
         assert_eq!(message.encode(), packet);
     }
-    let _ = SpawnRequest::body(packet);
+    match SpawnRequest::body(packet) {
+        Ok(Body::File { id, len }) => assert_eq!(SpawnRequest::by_file(id, len), packet),
+        Ok(Body::Inline(body)) => assert_eq!(body, packet),
+        Err(_) => {}
+    }
 }

@@ -176,7 +176,7 @@ impl KeeperLink {
 
     /// Sends a request that has no answer of its own.
     pub(crate) fn request(&self, request: &SpawnRequest<'_>) -> io::Result<()> {
-        self.push_spawn(packed(request.encode(), Vec::new())?, None)
+        self.push_spawn(packed(request, Vec::new())?, None)
     }
 
     /// Asks for a program; the answers go to `client`, which is known here before the keeper is.
@@ -187,8 +187,7 @@ impl KeeperLink {
         request: &SpawnRequest<'_>,
         stdio: [OwnedFd; 3],
     ) -> io::Result<()> {
-        let packet = Packet { id: Some(id), ..packed(request.encode(), stdio.into())? };
-        self.push_spawn(packet, Some((id, client)))
+        self.push_spawn(packed(request, stdio.into())?, Some((id, client)))
     }
 
     /// `BrokenPipe` when the keeper is lost.
@@ -568,9 +567,10 @@ async fn ended(pidfd: Option<&AsyncFd<OwnedFd>>) {
 }
 
 /// Puts a request into a packet, or into a memory file when it is too large.
-fn packed(bytes: Vec<u8>, mut fds: Vec<OwnedFd>) -> io::Result<Packet> {
+fn packed(request: &SpawnRequest<'_>, mut fds: Vec<OwnedFd>) -> io::Result<Packet> {
+    let (id, bytes) = (request.id(), request.encode());
     if bytes.len() <= MAX_PACKET {
-        return Ok(Packet { bytes, fds, id: None });
+        return Ok(Packet { bytes, fds, id });
     }
     // The lengths of its parts are written in 32 bits; the kernel takes far less than that as well.
     if u32::try_from(bytes.len()).is_err() {
@@ -580,5 +580,5 @@ fn packed(bytes: Vec<u8>, mut fds: Vec<OwnedFd>) -> io::Result<Packet> {
     let mut file = std::fs::File::from(file);
     io::Write::write_all(&mut file, &bytes)?;
     fds.push(file.into());
-    Ok(Packet { bytes: SpawnRequest::by_file(bytes.len() as u64), fds, id: None })
+    Ok(Packet { bytes: SpawnRequest::by_file(id, bytes.len() as u64), fds, id })
 }

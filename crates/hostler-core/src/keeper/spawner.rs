@@ -1,8 +1,8 @@
 //! The keeper's spawning thread: one request at a time, from the spawn socket to a running program.
 //!
 //! It is the thread that vfork stops until the program executes, which may take for ever (a program on a dead
-//! network or FUSE file system); so it does nothing else. It ends when the host closes the spawn socket, or breaks the
-//! protocol; the keeper then ends too.
+//! network or FUSE file system); so it does nothing else. It ends when the host closes the spawn socket or breaks the
+//! protocol, and when it cannot read what the programs of its session have in common; the keeper then ends too.
 
 use std::ffi::{CString, c_char};
 use std::fs::File;
@@ -15,6 +15,7 @@ use std::sync::atomic::Ordering;
 use super::books::{Books, EarlyExit, Root};
 use super::protocol::{Body, KeeperEvent, MAX_PACKET, Open, ProtocolError, Spawn, SpawnRequest};
 use super::{PROCESS_ID_VARIABLE, Shared};
+use crate::id::ProcessId;
 use crate::sys::cgroup::{Leaf, SessionGroup};
 use crate::sys::clone::{self, ChildStack, ExecPlan, FailedStart, StartFailure, Started, Step};
 use crate::sys::oom::OomScore;
@@ -75,35 +76,48 @@ impl Spawner {
         }
     }
 
-    fn serve(&mut self, packet: &[u8], mut fds: Fds) -> Result<(), ProtocolError> {
-        let stdio: [Option<OwnedFd>; 3];
-        let body;
-        let bytes = match SpawnRequest::body(packet)? {
+    /// An error is the end: the host breaks the protocol, or the session cannot be known.
+    fn serve(&mut self, packet: &[u8], mut fds: Fds) -> io::Result<()> {
+        let (id, len) = match SpawnRequest::body(packet).map_err(io::Error::other)? {
             Body::Inline(bytes) => {
-                stdio = [fds.take(), fds.take(), fds.take()];
-                bytes
+                let request = SpawnRequest::decode(bytes).map_err(io::Error::other)?;
+                self.carry_out(&request, stdio(&mut fds));
+                return Ok(());
             }
-            Body::File(len) => {
-                let mut all: Vec<OwnedFd> = std::iter::from_fn(|| fds.take()).collect();
-                body = read_file(all.pop().ok_or(ProtocolError::Malformed)?, len)?;
-                let mut all = all.into_iter();
-                stdio = [all.next(), all.next(), all.next()];
-                &body
-            }
+            Body::File { id, len } => (id, len),
         };
-        match SpawnRequest::decode(bytes)? {
-            SpawnRequest::Open(open) => self.open(&open),
-            SpawnRequest::Spawn(spawn) => {
-                let [Some(stdin), Some(stdout), Some(stderr)] = stdio else {
-                    // They came with the packet, and the kernel found no room for them here.
-                    let failure = StartFailure { step: Step::Stdio, errno: libc::EMFILE };
-                    let _ = self.send(&KeeperEvent::SpawnFailed { id: spawn.id, failure }.encode(), &[]);
-                    return Ok(());
-                };
-                self.spawn(&spawn, [stdin, stdout, stderr]);
+        let stdio = id.and_then(|_| stdio(&mut fds));
+        // It came with the packet, and last: when the kernel found no room for it here, nobody can say what was asked, but who
+        // asked.
+        let file = fds.take().ok_or_else(|| io::Error::from_raw_os_error(libc::EMFILE));
+        match (file.and_then(|file| read_file(file, len)), id) {
+            (Ok(bytes), _) => {
+                let request = SpawnRequest::decode(&bytes).map_err(io::Error::other)?;
+                if request.id() != id {
+                    return Err(io::Error::other(ProtocolError::Malformed));
+                }
+                self.carry_out(&request, stdio);
             }
+            (Err(error), Some(id)) => self.refuse(id, error.raw_os_error().ok_or(error)?),
+            // Without what its programs have in common there is no session. Nothing has been started in it: whoever asks next
+            // gets another keeper.
+            (Err(error), None) => return Err(error),
         }
         Ok(())
+    }
+
+    fn carry_out(&mut self, request: &SpawnRequest<'_>, stdio: Option<[OwnedFd; 3]>) {
+        match (request, stdio) {
+            (SpawnRequest::Open(open), _) => self.open(open),
+            (SpawnRequest::Spawn(spawn), Some(stdio)) => self.spawn(spawn, stdio),
+            // They came with the packet, and the kernel found no room for them here.
+            (SpawnRequest::Spawn(spawn), None) => self.refuse(spawn.id, libc::EMFILE),
+        }
+    }
+
+    fn refuse(&self, id: ProcessId, errno: i32) {
+        let failure = StartFailure { step: Step::Stdio, errno };
+        let _ = self.send(&KeeperEvent::SpawnFailed { id, failure }.encode(), &[]);
     }
 
     fn open(&mut self, open: &Open<'_>) {
@@ -265,14 +279,23 @@ fn write_down(books: &mut Books, pid: i32) -> Option<Vec<u8>> {
     None
 }
 
-fn read_file(file: OwnedFd, len: u64) -> Result<Vec<u8>, ProtocolError> {
-    let len = usize::try_from(len).map_err(|_| ProtocolError::Malformed)?;
+/// The three of a program; `None` when not all of them are there.
+fn stdio(fds: &mut Fds) -> Option<[OwnedFd; 3]> {
+    Some([fds.take()?, fds.take()?, fds.take()?])
+}
+
+/// An error without a number is the sender's fault, any other may pass.
+fn read_file(file: OwnedFd, len: u64) -> io::Result<Vec<u8>> {
     let file = File::from(file);
-    if file.metadata().map_or(0, |m| m.len()) < len as u64 {
-        return Err(ProtocolError::Malformed);
+    if file.metadata()?.len() < len {
+        return Err(io::ErrorKind::UnexpectedEof.into());
     }
-    let mut bytes = vec![0; len];
-    file.read_exact_at(&mut bytes, 0).map_err(|_| ProtocolError::Malformed)?;
+    let no_memory = || io::Error::from_raw_os_error(libc::ENOMEM);
+    let len = usize::try_from(len).map_err(|_| no_memory())?;
+    let mut bytes = Vec::new();
+    bytes.try_reserve_exact(len).map_err(|_| no_memory())?;
+    bytes.resize(len, 0);
+    file.read_exact_at(&mut bytes, 0)?;
     Ok(bytes)
 }
 
@@ -410,5 +433,18 @@ mod tests {
     fn argv_block_becomes_pointers() {
         assert_eq!(strings(&pointers(b"a\0\0b c\0")), ["a", "", "b c"]);
         assert_eq!(argv_first(b"prog\0x\0"), b"prog");
+    }
+
+    #[test]
+    fn a_request_that_memory_has_no_room_for_is_no_breach_of_the_protocol() {
+        let file = |len: u64| {
+            let file = rustix::fs::memfd_create("test", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+            rustix::fs::ftruncate(&file, len).unwrap();
+            file
+        };
+        // More than any address space has.
+        assert_eq!(read_file(file(1 << 62), 1 << 62).unwrap_err().raw_os_error(), Some(libc::ENOMEM));
+        assert_eq!(read_file(file(4), 5).unwrap_err().raw_os_error(), None);
+        assert_eq!(read_file(file(4), 4).unwrap(), [0; 4]);
     }
 }

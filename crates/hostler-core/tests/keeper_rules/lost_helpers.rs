@@ -1,12 +1,16 @@
 //! Helpers that are killed or stopped, and who must not notice.
 
+use std::fs;
 use std::time::{Duration, Instant};
 
 use hostler_core::{
     Outcome, SessionOptions, Signal as ProcessSignal, Signalled, SpawnError, SpawnSpec, State, outcome,
 };
-use hostler_testkit::{Embedder, NoProcessLeft, TestEnv, Token, bin, is_alive, wait_until, wait_until_async};
-use rustix::process::Signal;
+use hostler_testkit::{
+    Embedder, NoProcessLeft, TestEnv, Token, bin, children_of, is_alive, wait_until, wait_until_async,
+};
+use rustix::net::{Shutdown, shutdown};
+use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, Signal, pidfd_getfd, pidfd_open};
 
 use crate::{
     GRACE, MAX, NoDescriptors, evil_path, evil_process, keeper_of, kill, parent_of, run, start_host,
@@ -70,23 +74,67 @@ async fn a_keeper_that_is_lost_after_its_nursery_is_reported_and_its_roots_die()
     session.close(GRACE).await;
 }
 
+/// Its bytes are more than a packet holds, and come in a file.
+fn large() -> SpawnSpec {
+    SpawnSpec::new(["true".to_owned(), "x".repeat(100_000), "x".repeat(100_000)])
+}
+
 #[tokio::test]
-async fn a_keeper_without_room_for_a_program_s_pipes_refuses_that_program_alone() {
+async fn a_keeper_without_room_for_a_program_s_descriptors_refuses_that_program_alone() {
     let (env, token) = (TestEnv::new(), Token::new("no-room-for-pipes"));
     let _left = NoProcessLeft::new(&token);
     let host = start_host(&env);
     let session = host.open_session(SessionOptions::record());
     let running = evil_process(&session, "pause", &token).await;
-    let full = NoDescriptors::new(keeper_of(&session).await);
-    match session.spawn(SpawnSpec::new(["true"])).await {
-        Err(SpawnError::Resources(error)) => assert_eq!(error.raw_os_error(), Some(libc::EMFILE)),
-        other => panic!("{other:?}"),
+    let keeper = keeper_of(&session).await;
+    for (spec, wanted) in [(SpawnSpec::new(["true"]), 3), (large(), 4)] {
+        for room in 0..wanted {
+            let full = NoDescriptors::but(keeper, room);
+            match session.spawn(spec.clone()).await {
+                Err(SpawnError::Resources(error)) => assert_eq!(error.raw_os_error(), Some(libc::EMFILE)),
+                other => panic!("room for {room} of {wanted}: {other:?}"),
+            }
+            drop(full);
+            assert_eq!(running.state(), State::Running, "room for {room} of {wanted}");
+        }
+        session.spawn(spec).await.unwrap();
     }
-    assert_eq!(running.state(), State::Running);
-    drop(full);
     assert_eq!(run(&session, "echo fine").await, "fine\n");
-    assert_eq!(running.state(), State::Running);
+    assert_eq!((running.state(), keeper_of(&session).await), (State::Running, keeper));
     session.close(GRACE).await;
+}
+
+#[test]
+fn a_keeper_that_cannot_read_what_its_session_is_like_is_replaced() {
+    let env = TestEnv::new();
+    let mut command = env.command(bin("embedder"));
+    for name in ["LONG_A", "LONG_B"] {
+        command.env(name, "x".repeat(100_000));
+    }
+    let mut host = Embedder::start(command);
+    let nursery = host.nursery();
+    let spare = wait_until("the spare keeper", MAX, || children_of(nursery).first().copied());
+    // It raises its own limit while it comes up, and sleeps when it is done with that.
+    wait_until("a keeper that has come up", MAX, || {
+        fs::read_dir(format!("/proc/{spare}/task")).is_ok_and(|threads| threads.count() == 2)
+    });
+    let full = NoDescriptors::new(spare);
+    host.session("a");
+    let refused = host.request(&["spawn", "a", "refused", "0", "true"]).unwrap_err();
+    assert!(refused.contains("keeper"), "{refused}");
+    wait_until("the end of that keeper", MAX, || !is_alive(spare));
+    drop(full);
+    host.spawn("a", "a", &["true"]);
+    assert!(host.ask(&["finished", "a"]).contains("Completed"));
+    host.close("a", GRACE);
+}
+
+/// The keeper reads no request any more.
+fn end_requests(keeper: i32) {
+    let pidfd = pidfd_open(Pid::from_raw(keeper).unwrap(), PidfdFlags::empty()).unwrap();
+    // What it opens first is its end of the spawn socket.
+    let socket = pidfd_getfd(pidfd, 3, PidfdGetfdFlags::empty()).unwrap();
+    shutdown(socket, Shutdown::Both).unwrap();
 }
 
 #[tokio::test]
@@ -97,14 +145,9 @@ async fn a_keeper_that_can_start_nothing_any_more_is_lost_and_the_session_goes_o
     let session = host.open_session(SessionOptions::record());
     let running = evil_process(&session, "double-fork", &token).await;
     let keeper = keeper_of(&session).await;
-    let full = NoDescriptors::new(keeper);
-    // Its bytes come in a file, for which there is no room: the keeper cannot even tell what was asked.
-    let argv = ["true".to_owned(), "x".repeat(100_000), "x".repeat(100_000)];
-    let refused = session.spawn(SpawnSpec::new(argv)).await;
-    assert!(matches!(refused, Err(SpawnError::KeeperLost)), "{refused:?}");
+    end_requests(keeper);
     assert_eq!(outcome(running.finished().await), Some(Outcome::Lost));
     assert_eq!((running.status().doubt, token.pids()), (None, vec![]));
-    drop(full);
     assert_eq!(run(&session, "echo again").await, "again\n");
     assert_ne!(keeper_of(&session).await, keeper);
     session.close(GRACE).await;

@@ -14,7 +14,9 @@ mod lost_nursery;
 mod receipts;
 mod requests;
 
+use std::collections::BTreeSet;
 use std::ffi::OsString;
+use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -122,11 +124,24 @@ struct NoDescriptors {
 
 impl NoDescriptors {
     fn new(pid: i32) -> Self {
+        // Room for standard streams alone: poll(2) takes no more than the limit.
+        Self::limit(pid, 3)
+    }
+
+    /// But for `room` more than are open now.
+    fn but(pid: i32, room: usize) -> Self {
+        let open: BTreeSet<u64> = fs::read_dir(format!("/proc/{pid}/fd"))
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().to_str().unwrap().parse().unwrap())
+            .collect();
+        Self::limit(pid, (0..).filter(|number| !open.contains(number)).nth(room).unwrap())
+    }
+
+    fn limit(pid: i32, limit: u64) -> Self {
         let pid = Pid::from_raw(pid);
         // The hard limit is everybody's here, helpers included.
         let maximum = getrlimit(Resource::Nofile).maximum;
-        // Room for standard streams alone: poll(2) takes no more than the limit.
-        let before = prlimit(pid, Resource::Nofile, Rlimit { current: Some(3), maximum }).unwrap();
+        let before = prlimit(pid, Resource::Nofile, Rlimit { current: Some(limit), maximum }).unwrap();
         Self { pid, before }
     }
 }

@@ -111,7 +111,11 @@ impl<'a> Reader<'a> {
         Ok(Pids { total, pids })
     }
 
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     pub(super) fn end(self) -> Result<(), ProtocolError> {
-        if self.0.is_empty() { Ok(()) } else { Err(ProtocolError::Malformed) }
+        if self.is_empty() { Ok(()) } else { Err(ProtocolError::Malformed) }
     }
 }

@@ -9,8 +9,13 @@ use crate::id::ProcessId;
 pub enum Body<'a> {
     /// In the packet.
     Inline(&'a [u8]),
-    /// In the file, this many bytes from its start.
-    File(u64),
+    /// In the file.
+    File {
+        /// The process that is asked for, who is told when the file cannot be had or read; `None` for [`Open`].
+        id: Option<ProcessId>,
+        /// How many bytes from its start.
+        len: u64,
+    },
 }
 
 /// Host to keeper, on the spawn socket: what all programs of the session have in common. Comes first.
@@ -87,10 +92,13 @@ impl SpawnRequest<'_> {
         }
     }
 
-    /// The packet that stands for a request of `len` bytes in a memory file.
-    pub fn by_file(len: u64) -> Vec<u8> {
+    /// The packet that stands for a request of `len` bytes in a memory file, which asks for this process if for any.
+    pub fn by_file(id: Option<ProcessId>, len: u64) -> Vec<u8> {
         let mut w = Writer::new(BY_FILE);
         w.u64(len);
+        if let Some(id) = id {
+            w.id(id);
+        }
         w.0
     }
 
@@ -101,8 +109,17 @@ impl SpawnRequest<'_> {
             return Ok(Body::Inline(packet));
         }
         let len = r.u64()?;
+        let id = if r.is_empty() { None } else { Some(r.id()?) };
         r.end()?;
-        Ok(Body::File(len))
+        Ok(Body::File { id, len })
+    }
+
+    /// The process that it asks for.
+    pub fn id(&self) -> Option<ProcessId> {
+        match self {
+            Self::Spawn(spawn) => Some(spawn.id),
+            Self::Open(_) => None,
+        }
     }
 }
 

@@ -121,8 +121,12 @@ proptest! {
         });
         let packet = open.encode();
         prop_assert_eq!(SpawnRequest::decode(&packet), Ok(open.clone()));
-        let packet = SpawnRequest::by_file(session);
-        prop_assert_eq!(SpawnRequest::body(&packet), Ok(Body::File(session)));
+        for id in [None, Some(id)] {
+            let packet = SpawnRequest::by_file(id, session);
+            prop_assert_eq!(SpawnRequest::body(&packet), Ok(Body::File { id, len: session }));
+            let cut = &packet[..packet.len() - 1];
+            prop_assert_eq!(SpawnRequest::body(cut), Err(ProtocolError::Malformed));
+        }
         let packet = spawn.encode();
         prop_assert_eq!(SpawnRequest::body(&packet), Ok(Body::Inline(&packet[..])));
     }
