@@ -37,7 +37,7 @@ const SWEEP_LIMIT: Duration = Duration::from_secs(5);
 const LOSS_SLACK: Duration = Duration::from_secs(1);
 
 /// Until what waits is tried again, when descriptors or memory were wanting.
-const RETRY_PAUSE: Duration = Duration::from_millis(50);
+pub(super) const RETRY_PAUSE: Duration = Duration::from_millis(50);
 
 /// What a keeper tells one process.
 pub(crate) trait KeeperClient: Send + Sync + std::fmt::Debug {

@@ -28,6 +28,7 @@ pub(crate) mod link;
 mod nursery;
 pub(crate) mod nursery_link;
 mod outbox;
+mod nursery_socket;
 pub mod protocol;
 mod reap;
 pub(crate) mod receipt;

@@ -2,7 +2,7 @@
 //! [`Respawn`] lets it.
 
 use std::collections::HashMap;
-use std::io::{self, IoSlice};
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
@@ -13,19 +13,16 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::net::Shutdown;
 use rustix::process::{Pid, PidfdFlags, getpid, pidfd_open};
-use tokio::io::Interest;
-use tokio::io::unix::AsyncFd;
 use tokio::sync::watch;
 
 use super::link::KeeperLink;
-use super::protocol::{NurseryEvent, ProtocolError, StartKeeper};
+use super::nursery_socket::{NurserySocket, Request};
+use super::protocol::{NurseryEvent, ProtocolError};
 use super::respawn::{NoKeeper, NurseryEnd, Respawn};
 use super::{NURSERY_ARGUMENT, is_meant_as_helper};
 use crate::sys::clock;
 use crate::sys::packet::{self, Wait};
-use crate::sys::reactor;
 
 /// The binary that nursery and keepers run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -187,8 +184,8 @@ impl Nursery {
         let _ = self.child.wait();
     }
 
-    fn take_into_use(mut self) -> Result<(Arc<AsyncFd<OwnedFd>>, Child), NurseryError> {
-        match reactor::register(self.socket, Interest::READABLE) {
+    fn take_into_use(mut self, host: Arc<OwnedFd>) -> Result<(Arc<NurserySocket>, Child), NurseryError> {
+        match NurserySocket::register(self.socket, host) {
             Ok(socket) => Ok((Arc::new(socket), self.child)),
             Err(error) => {
                 // Its socket is closed by now, upon which it ends.
@@ -218,7 +215,7 @@ struct Pending {
     /// Which nursery the socket belongs to: one that has died is replaced once.
     generation: u64,
     /// `None` while there is no nursery.
-    socket: Option<Arc<AsyncFd<OwnedFd>>>,
+    socket: Option<Arc<NurserySocket>>,
     respawn: Respawn,
     serial: u64,
     /// Keepers that were asked for, until the nursery has answered.
@@ -245,7 +242,7 @@ impl Pending {
 #[derive(Debug)]
 pub(crate) struct NurseryLink {
     program: HelperProgram,
-    host: OwnedFd,
+    host: Arc<OwnedFd>,
     pending: Mutex<Pending>,
     /// For the listening tasks, which must not keep the link alive.
     this: Weak<Self>,
@@ -255,14 +252,14 @@ impl NurseryLink {
     /// Takes a nursery into use; needs a tokio runtime.
     pub(crate) fn open(nursery: Nursery) -> io::Result<Arc<Self>> {
         let host = match pidfd_open(getpid(), PidfdFlags::empty()) {
-            Ok(host) => host,
+            Ok(host) => Arc::new(host),
             Err(error) => {
                 nursery.dismiss();
                 return Err(error.into());
             }
         };
         let program = nursery.program.clone();
-        let (socket, child) = nursery.take_into_use().map_err(io::Error::other)?;
+        let (socket, child) = nursery.take_into_use(Arc::clone(&host)).map_err(io::Error::other)?;
         let pending = Pending {
             generation: 0,
             socket: Some(Arc::clone(&socket)),
@@ -330,9 +327,7 @@ impl NurseryLink {
             let socket = self.socket(&mut pending)?;
             let (link, spawn, control) = KeeperLink::open()?;
             let serial = pending.serial + 1;
-            let fds = [spawn.as_fd(), control.as_fd(), self.host.as_fd()];
-            let bytes = StartKeeper { serial }.encode();
-            let Err(error) = packet::send(socket.as_fd(), &[IoSlice::new(&bytes)], &fds, Wait::Never) else {
+            let Err(error) = socket.ask(Request { serial, spawn, control }) else {
                 pending.serial = serial;
                 pending.asked.insert(serial, Arc::downgrade(&link));
                 return Ok(link);
@@ -352,14 +347,16 @@ impl NurseryLink {
     }
 
     /// The way to the nursery; starts another one if there is none and it may be tried.
-    fn socket(&self, pending: &mut Pending) -> Result<Arc<AsyncFd<OwnedFd>>, NoKeeper> {
+    fn socket(&self, pending: &mut Pending) -> Result<Arc<NurserySocket>, NoKeeper> {
         if let Some(socket) = &pending.socket {
             return Ok(Arc::clone(socket));
         }
         pending.respawn.may_start(clock::now())?;
         tracing::warn!("there is no nursery, starting another one");
         pending.respawn.starting(clock::now());
-        let (socket, child) = match Nursery::start(self.program.clone()).and_then(Nursery::take_into_use) {
+        let started = Nursery::start(self.program.clone());
+        let (socket, child) = match started.and_then(|nursery| nursery.take_into_use(Arc::clone(&self.host)))
+        {
             Ok(in_use) => in_use,
             Err(error) => {
                 let cause = NurseryEnd::NotStarted(Arc::new(error));
@@ -431,7 +428,7 @@ impl Drop for NurseryLink {
     fn drop(&mut self) {
         let pending = self.pending.get_mut();
         if let Some(socket) = &pending.socket {
-            let _ = rustix::net::shutdown(socket.get_ref(), Shutdown::Both);
+            socket.shut_down();
         }
         if let Some(spare) = pending.spare.take() {
             spare.hang_up();
@@ -446,15 +443,13 @@ impl Drop for NurseryLink {
 async fn listen(
     link: Weak<NurseryLink>,
     generation: u64,
-    socket: Arc<AsyncFd<OwnedFd>>,
+    socket: Arc<NurserySocket>,
     mut child: Child,
     listening: Arc<watch::Sender<()>>,
 ) {
     let mut buffer = [0_u8; 64];
     loop {
-        let received =
-            socket.async_io(Interest::READABLE, |fd| packet::receive(fd.as_fd(), &mut buffer, Wait::Never));
-        let Ok(Some((len, fds))) = received.await else { break };
+        let Ok(Some((len, fds))) = socket.receive(&mut buffer).await else { break };
         let Some(link) = link.upgrade() else { break };
         match NurseryEvent::decode(&buffer[..len]) {
             Ok(event) => link.handle(event, fds),

@@ -25,7 +25,11 @@ use hostler_core::{
     Stream,
 };
 use hostler_testkit::{ProcessInfo, TestEnv, Token, bin, evil, is_alive, wait_until, wait_until_async};
-use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, prlimit};
+use rustix::net::{SocketType, sockopt};
+use rustix::process::{
+    Pid, PidfdFlags, PidfdGetfdFlags, Resource, Rlimit, Signal, getpid, getrlimit, kill_process, pidfd_getfd,
+    pidfd_open, prlimit,
+};
 
 /// Longer than anything here takes, also where the machine is busy.
 const MAX: Duration = Duration::from_secs(30);
@@ -149,6 +153,19 @@ impl NoDescriptors {
 impl Drop for NoDescriptors {
     fn drop(&mut self) {
         let _ = prlimit(self.pid, Resource::Nofile, self.before);
+    }
+}
+
+/// Lets the sockets that this process, the host, has to nursery and keepers take no more than that at a time.
+fn shrink_send_buffers(bytes: usize) {
+    let this = pidfd_open(getpid(), PidfdFlags::empty()).unwrap();
+    for entry in fs::read_dir("/proc/self/fd").unwrap() {
+        let number = entry.unwrap().file_name().to_str().unwrap().parse().unwrap();
+        // The descriptor of the folder is gone by the time that it is asked for.
+        let Ok(fd) = pidfd_getfd(&this, number, PidfdGetfdFlags::empty()) else { continue };
+        if sockopt::socket_type(&fd) == Ok(SocketType::SEQPACKET) {
+            sockopt::set_socket_send_buffer_size(&fd, bytes).unwrap();
+        }
     }
 }
 

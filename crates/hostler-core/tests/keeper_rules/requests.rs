@@ -8,7 +8,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use hostler_core::{Host, Session, SessionOptions, SpawnError, SpawnSpec};
 use hostler_testkit::TestEnv;
 
-use crate::{GRACE, output, run, start_host};
+use crate::{GRACE, Stopped, keeper_of, output, parent_of, run, shrink_send_buffers, start_host};
 
 /// Strings of up to 100,000 bytes, all different, `total` bytes in all.
 fn strings(total: usize) -> Vec<String> {
@@ -109,4 +109,29 @@ async fn failures_say_what_was_tried_and_what_the_kernel_answered() {
         assert!(text.contains(cwd) && text.contains(cause), "{text}");
     }
     session.close(GRACE).await;
+}
+
+#[tokio::test]
+async fn a_burst_of_sessions_waits_for_the_nursery_and_each_gets_its_keeper() {
+    let env = TestEnv::new();
+    let host = start_host(&env);
+    let session = host.open_session(SessionOptions::record());
+    assert_eq!(run(&session, "echo before").await, "before\n");
+    // Room for a few requests, and nobody who takes them.
+    shrink_send_buffers(1);
+    let stopped = Stopped::new(parent_of(keeper_of(&session).await));
+    let burst: Vec<_> = (0..40)
+        .map(|_| {
+            let session = host.open_session(SessionOptions::record());
+            let started = session.spawn(SpawnSpec::new(["true"]));
+            (session, started)
+        })
+        .collect();
+    drop(stopped);
+    for (session, started) in burst {
+        started.await.unwrap().finished().await;
+        session.close(GRACE).await;
+    }
+    session.close(GRACE).await;
+    assert_eq!(host.nursery_replacements(), 0);
 }
