@@ -7,7 +7,7 @@
 //! are told when the nursery has killed what was left; when it does not say that it has, they are told of the doubt.
 
 use std::collections::{HashMap, VecDeque};
-use std::io::{self, IoSlice};
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,7 +18,8 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{Notify, oneshot};
 
-use super::protocol::{Control, KeeperEvent, MAX_PACKET, MAX_PIDS, Pids, SpawnRequest};
+use super::outgoing::Packet;
+use super::protocol::{Control, KeeperEvent, MAX_PIDS, Pids, SpawnRequest};
 use super::receipt::{Doubt, Receipt};
 use super::respawn::NoKeeper;
 use crate::id::ProcessId;
@@ -55,21 +56,6 @@ pub(crate) trait KeeperClient: Send + Sync + std::fmt::Debug {
     fn keeper_lost(&self, doubt: Option<Doubt>);
     /// Kills the root by whatever the host holds of it, when there is nobody else who could.
     fn kill_root(&self);
-}
-
-#[derive(Debug)]
-struct Packet {
-    bytes: Vec<u8>,
-    fds: Vec<OwnedFd>,
-    /// The process that it asks for, who is told when it cannot be sent.
-    id: Option<ProcessId>,
-}
-
-impl Packet {
-    fn send(&self, socket: BorrowedFd<'_>) -> io::Result<()> {
-        let fds: Vec<BorrowedFd<'_>> = self.fds.iter().map(AsFd::as_fd).collect();
-        packet::send(socket, &[IoSlice::new(&self.bytes)], &fds, Wait::Never)
-    }
 }
 
 #[derive(Debug, Default)]
@@ -176,7 +162,7 @@ impl KeeperLink {
 
     /// Sends a request that has no answer of its own.
     pub(crate) fn request(&self, request: &SpawnRequest<'_>) -> io::Result<()> {
-        self.push_spawn(packed(request, Vec::new())?, None)
+        self.push_spawn(Packet::spawn(request, Vec::new())?, None)
     }
 
     /// Asks for a program; the answers go to `client`, which is known here before the keeper is.
@@ -187,13 +173,13 @@ impl KeeperLink {
         request: &SpawnRequest<'_>,
         stdio: [OwnedFd; 3],
     ) -> io::Result<()> {
-        self.push_spawn(packed(request, stdio.into())?, Some((id, client)))
+        self.push_spawn(Packet::spawn(request, stdio.into())?, Some((id, client)))
     }
 
     /// `BrokenPipe` when the keeper is lost.
     fn push_spawn(
         &self,
-        packet: Packet,
+        mut packet: Packet,
         client: Option<(ProcessId, Arc<dyn KeeperClient>)>,
     ) -> io::Result<()> {
         let lost = || io::Error::from(io::ErrorKind::BrokenPipe);
@@ -240,7 +226,7 @@ impl KeeperLink {
             state.was_closed = true;
         }
         state.tickets.insert(ticket, sender);
-        let packet = Packet { bytes: request.encode(), fds: Vec::new(), id: None };
+        let mut packet = Packet::control(&request);
         let sockets = state.sockets.as_ref().filter(|_| state.controls.is_empty());
         let sent = sockets.is_some_and(|sockets| packet.send(sockets.control.as_fd()).is_ok());
         if !sent {
@@ -413,14 +399,14 @@ impl KeeperLink {
             Queue::Spawn => &mut state.spawns,
             Queue::Control => &mut state.controls,
         };
-        while let Some(packet) = packets.front() {
+        while let Some(packet) = packets.front_mut() {
             match packet.send(socket) {
                 Ok(()) => {
                     packets.pop_front();
                 }
                 Err(error) => match error.raw_os_error() {
                     Some(errno @ (libc::EMSGSIZE | libc::E2BIG | libc::EINVAL)) => {
-                        let id = packets.pop_front().and_then(|packet| packet.id);
+                        let id = packets.pop_front().and_then(|packet| packet.id());
                         return Ok(Some((id, StartFailure { step: Step::Clone, errno })));
                     }
                     _ => return Err(error),
@@ -564,21 +550,4 @@ async fn ended(pidfd: Option<&AsyncFd<OwnedFd>>) {
         }
         None => std::future::pending().await,
     }
-}
-
-/// Puts a request into a packet, or into a memory file when it is too large.
-fn packed(request: &SpawnRequest<'_>, mut fds: Vec<OwnedFd>) -> io::Result<Packet> {
-    let (id, bytes) = (request.id(), request.encode());
-    if bytes.len() <= MAX_PACKET {
-        return Ok(Packet { bytes, fds, id });
-    }
-    // The lengths of its parts are written in 32 bits; the kernel takes far less than that as well.
-    if u32::try_from(bytes.len()).is_err() {
-        return Err(io::Error::from_raw_os_error(libc::E2BIG));
-    }
-    let file = rustix::fs::memfd_create("hostler-request", rustix::fs::MemfdFlags::CLOEXEC)?;
-    let mut file = std::fs::File::from(file);
-    io::Write::write_all(&mut file, &bytes)?;
-    fds.push(file.into());
-    Ok(Packet { bytes: SpawnRequest::by_file(id, bytes.len() as u64), fds, id })
 }

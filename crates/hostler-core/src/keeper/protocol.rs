@@ -19,7 +19,7 @@ pub use spawn::{Body, Open, Spawn, SpawnRequest};
 /// Version of everything in this file.
 pub const VERSION: u16 = 3;
 
-/// The largest packet that is sent as such; what is larger goes by memory file.
+/// The largest packet that is sent as such; what is larger, or too large for the socket, goes by memory file.
 pub const MAX_PACKET: usize = 160 * 1024;
 
 /// The most pids that one message lists; further ones are only counted.

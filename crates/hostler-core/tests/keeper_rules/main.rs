@@ -41,18 +41,23 @@ fn start_host(env: &TestEnv) -> Host {
 }
 
 fn start_host_with(env: &TestEnv, helper: PathBuf) -> Host {
-    start_host_as(env, helper, CgroupUse::Auto)
+    start_host_as(env, helper, CgroupUse::Auto, env.vars())
 }
 
 /// One that must do without control groups.
 fn start_host_without_groups(env: &TestEnv) -> Host {
-    start_host_as(env, bin("embedder"), CgroupUse::Off)
+    start_host_as(env, bin("embedder"), CgroupUse::Off, env.vars())
 }
 
-fn start_host_as(env: &TestEnv, helper: PathBuf, cgroup: CgroupUse) -> Host {
+/// One whose programs inherit these variables.
+fn start_host_giving(env: &TestEnv, helper: PathBuf, vars: Vec<(OsString, OsString)>) -> Host {
+    start_host_as(env, helper, CgroupUse::Auto, vars)
+}
+
+fn start_host_as(env: &TestEnv, helper: PathBuf, cgroup: CgroupUse, vars: Vec<(OsString, OsString)>) -> Host {
     let nursery = Nursery::start(HelperProgram::Path(helper)).unwrap();
     let places = Places { xdg_state_home: Some(env.state_home()), home: None, tmpdir: Some(env.tmp()) };
-    Host::start(nursery, HostOptions { places, env: env.vars(), cgroup, ..HostOptions::default() }).unwrap()
+    Host::start(nursery, HostOptions { places, env: vars, cgroup, ..HostOptions::default() }).unwrap()
 }
 
 /// The path of the helper child, for argument lists.

@@ -6,9 +6,11 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 
 use hostler_core::{Host, Session, SessionOptions, SpawnError, SpawnSpec};
-use hostler_testkit::TestEnv;
+use hostler_testkit::{TestEnv, bin};
 
-use crate::{GRACE, Stopped, keeper_of, output, parent_of, run, shrink_send_buffers, start_host};
+use crate::{
+    GRACE, Stopped, keeper_of, output, parent_of, run, shrink_send_buffers, start_host, start_host_giving,
+};
 
 /// Strings of up to 100,000 bytes, all different, `total` bytes in all.
 fn strings(total: usize) -> Vec<String> {
@@ -134,4 +136,29 @@ async fn a_burst_of_sessions_waits_for_the_nursery_and_each_gets_its_keeper() {
     }
     session.close(GRACE).await;
     assert_eq!(host.nursery_replacements(), 0);
+}
+
+#[tokio::test]
+async fn what_a_small_socket_buffer_has_no_room_for_arrives_all_the_same() {
+    let env = TestEnv::new();
+    let long = |bytes: usize| "x".repeat(bytes);
+    let vars = [env.vars(), vec![("LONG".into(), long(90_000).into())]].concat();
+    let host = start_host_giving(&env, bin("embedder"), vars);
+    // As if net.core.wmem_default were this. The spare keeper's are the session's.
+    shrink_send_buffers(16 * 1024);
+    let session = host.open_session(SessionOptions::record());
+    assert_eq!(run(&session, "echo ${#LONG}").await, "90000\n");
+    let start = |bytes: usize| {
+        session.spawn(SpawnSpec::new(["sh".to_owned(), "-c".into(), "echo ${#0}".into(), long(bytes)]))
+    };
+    // The first ones fill the socket, and what comes after them waits.
+    let stopped = Stopped::new(keeper_of(&session).await);
+    let sizes = [20_000, 20_000, 20_000, 60_000, 130_000];
+    let started = sizes.map(start);
+    drop(stopped);
+    for (size, started) in sizes.into_iter().zip(started) {
+        let process = started.await.unwrap();
+        assert_eq!(String::from_utf8(output(&process).await).unwrap(), format!("{size}\n"));
+    }
+    session.close(GRACE).await;
 }
