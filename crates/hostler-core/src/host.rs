@@ -351,9 +351,9 @@ impl HostInner {
         }
     }
 
-    /// Removes the groups that a session's keeper could not remove any more.
+    /// Removes the groups that a session's keeper could not remove any more. It may wait, for the lock of somebody who sweeps.
     pub(crate) fn forget_cgroup(&self, number: u64) {
-        let Some(base) = &self.cgroup else { return };
+        let Some(base) = self.cgroup.as_ref().filter(|base| base.has_session(number)) else { return };
         if let Ok(group) = base.session(number) {
             let _ = group.kill();
             let _ = group.remove();

@@ -395,9 +395,9 @@ impl Table {
         Some(async move {
             let patience = grace.saturating_add(limit).saturating_add(CLOSE_SLACK);
             let receipt = link.answer(ticket, patience).await;
-            host.forget_cgroup(number);
-            // Whoever hears of it may be the last who holds the host.
-            drop(host);
+            // Off the event loop. Whoever hears of the end may be the last who holds the host: it is let go before.
+            let forgotten = tokio::task::spawn_blocking(move || host.forget_cgroup(number));
+            let _ = forgotten.await;
             told.send_replace(Some(receipt));
         })
     }

@@ -200,6 +200,12 @@ impl Base {
         Ok(SessionGroup { base, host_name, host, name, dir, spares })
     }
 
+    /// Whether there is a folder of that session of this host.
+    pub fn has_session(&self, session: u64) -> bool {
+        let path = Path::new(&self.tag.folder()).join(format!("s{session}"));
+        rustix::fs::statat(&*self.dir, path, AtFlags::SYMLINK_NOFOLLOW).is_ok()
+    }
+
     fn try_session(&self, host_name: &str, name: &str) -> Result<(OwnedFd, OwnedFd), CgroupError> {
         files::make(self.dir.as_fd(), host_name, Existing::Fine)?;
         let host = files::open_group(self.dir.as_fd(), host_name, DIRECTORY)?;

@@ -414,8 +414,10 @@ fn the_host_folder_stays_until_its_last_session_ends() {
     let (first, second) = (ground.base.session(1).unwrap(), ground.base.session(2).unwrap());
     first.remove().unwrap();
     assert_eq!(ground.names(), [ground.base.tag.folder()]);
+    assert!(ground.base.has_session(2) && !ground.base.has_session(1));
     second.remove().unwrap();
-    assert_eq!(ground.names(), Vec::<String>::new());
+    assert!(!ground.base.has_session(2));
+    assert_eq!(ground.names(), Vec::<String>::new(), "a look makes nothing");
 }
 
 /// Sweeps until nothing is in use any more; how many hosts are gone. A child that another test is just starting holds
