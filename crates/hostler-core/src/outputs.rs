@@ -13,17 +13,31 @@ use tokio::sync::Notify;
 use crate::capture::Stream;
 use crate::process::Process;
 
-/// The queue of processes with news.
-#[derive(Debug, Default)]
+/// The queue of processes with news. A process has its queue, and the queue has processes: it holds them no longer than
+/// the [`Outputs`] lives, or neither would ever go.
+#[derive(Debug)]
 pub(crate) struct ReadyQueue {
-    queue: Mutex<VecDeque<Process>>,
+    /// `None` once nobody takes anything from it any more.
+    queue: Mutex<Option<VecDeque<Process>>>,
     news: Notify,
 }
 
 impl ReadyQueue {
     pub(crate) fn push(&self, process: Process) {
-        self.queue.lock().push_back(process);
+        if let Some(queue) = self.queue.lock().as_mut() {
+            queue.push_back(process);
+        }
         self.news.notify_one();
+    }
+
+    fn pop(&self) -> Option<Process> {
+        self.queue.lock().as_mut()?.pop_front()
+    }
+
+    fn close(&self) {
+        let queued = self.queue.lock().take();
+        // The last handles of processes may be among them, and these go without the lock.
+        drop(queued);
     }
 }
 
@@ -67,7 +81,8 @@ pub struct Outputs {
 
 impl Outputs {
     pub(crate) fn new() -> Self {
-        Self { ready: Arc::default() }
+        let queue = ReadyQueue { queue: Mutex::new(Some(VecDeque::new())), news: Notify::new() };
+        Self { ready: Arc::new(queue) }
     }
 
     /// Subscribes a process: from here on its output waits for this consumer.
@@ -77,7 +92,7 @@ impl Outputs {
 
     /// A process with news, without waiting.
     pub fn try_ready(&self) -> Option<Process> {
-        let process = self.ready.queue.lock().pop_front()?;
+        let process = self.ready.pop()?;
         process.news_taken();
         Some(process)
     }
@@ -90,6 +105,12 @@ impl Outputs {
             }
             self.ready.news.notified().await;
         }
+    }
+}
+
+impl Drop for Outputs {
+    fn drop(&mut self) {
+        self.ready.close();
     }
 }
 
