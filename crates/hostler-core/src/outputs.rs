@@ -85,16 +85,20 @@ impl Outputs {
         Self { ready: Arc::new(queue) }
     }
 
-    /// Subscribes a process: from here on its output waits for this consumer.
+    /// Subscribes a process: from here on its output waits for this consumer, and for no other that it had.
     pub fn attach(&self, process: &Process) {
         process.attach(&self.ready);
     }
 
     /// A process with news, without waiting.
     pub fn try_ready(&self) -> Option<Process> {
-        let process = self.ready.pop()?;
-        process.news_taken();
-        Some(process)
+        loop {
+            let process = self.ready.pop()?;
+            // One that another reader has taken over is that one's.
+            if process.news_taken(&self.ready) {
+                return Some(process);
+            }
+        }
     }
 
     /// A process with news. Cancel-safe: a dropped wait loses none.

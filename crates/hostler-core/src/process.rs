@@ -11,7 +11,6 @@ mod stop;
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::task::{Wake, Waker};
 use std::time::{Duration, SystemTime};
@@ -108,11 +107,18 @@ pub(crate) struct Inner {
     pub(crate) stdout: Arc<SharedLog>,
     pub(crate) stderr: Option<Arc<SharedLog>>,
     mail: mpsc::UnboundedSender<Mail>,
-    consumer: Mutex<Option<Arc<ReadyQueue>>>,
-    in_queue: AtomicBool,
+    reader: Mutex<Reader>,
     pull: Mutex<pull::Positions>,
     /// The environment that it inherited, for the figures of an error.
     inherited: Arc<[u8]>,
+}
+
+/// Where the session's own reader hears of the process.
+#[derive(Debug, Default)]
+struct Reader {
+    queue: Option<Arc<ReadyQueue>>,
+    /// It stands in that queue.
+    queued: bool,
 }
 
 /// What a session gives to a new process.
@@ -166,8 +172,7 @@ impl Inner {
             stdout: birth.stdout,
             stderr: birth.stderr,
             mail,
-            consumer: Mutex::new(None),
-            in_queue: AtomicBool::new(false),
+            reader: Mutex::default(),
             pull: Mutex::default(),
             inherited: birth.inherited,
         };
@@ -317,10 +322,9 @@ impl Inner {
 
     /// Something new for the session's reader.
     pub(crate) fn wake_consumer(self: &Arc<Self>) {
-        let consumer = self.consumer.lock();
-        if let Some(queue) = consumer.as_ref()
-            && !self.in_queue.swap(true, Ordering::AcqRel)
-        {
+        let mut reader = self.reader.lock();
+        let Reader { queue: Some(queue), queued } = &mut *reader else { return };
+        if !std::mem::replace(queued, true) {
             queue.push(Process(Arc::clone(self)));
         }
     }
@@ -490,7 +494,8 @@ impl Process {
     }
 
     pub(crate) fn attach(&self, queue: &Arc<ReadyQueue>) {
-        *self.0.consumer.lock() = Some(Arc::clone(queue));
+        // It may stand in the queue of a reader before this one, but not in this one's.
+        *self.0.reader.lock() = Reader { queue: Some(Arc::clone(queue)), queued: false };
         let waker = Waker::from(Arc::new(News(Arc::downgrade(&self.0))));
         self.0.stdout.set_consumer(waker.clone());
         if let Some(log) = &self.0.stderr {
@@ -499,8 +504,12 @@ impl Process {
         self.0.wake_consumer();
     }
 
-    pub(crate) fn news_taken(&self) {
-        self.0.in_queue.store(false, Ordering::Release);
+    /// It was taken from this queue; whether that is its reader's by now.
+    pub(crate) fn news_taken(&self, queue: &Arc<ReadyQueue>) -> bool {
+        let mut reader = self.0.reader.lock();
+        let is_its_own = reader.queue.as_ref().is_some_and(|own| Arc::ptr_eq(own, queue));
+        reader.queued &= !is_its_own;
+        is_its_own
     }
 
     /// Puts it back into the queue of its session's reader, who left something of it. See [`Outputs`](crate::Outputs).

@@ -5,8 +5,8 @@ use std::sync::Weak;
 use std::time::Duration;
 
 use hostler_core::{
-    HelperProgram, Host, HostOptions, Nursery, Places, Process, Session, SessionOptions, SharedLog,
-    SpawnSpec, Stream,
+    HelperProgram, Host, HostOptions, Nursery, Outputs, Places, Process, Pulled, Session, SessionOptions,
+    SharedLog, SpawnSpec, Stream, Then,
 };
 use hostler_testkit::{NoProcessLeft, TestEnv, Token, bin, evil, wait_until_async};
 
@@ -56,4 +56,45 @@ async fn a_reader_that_goes_with_news_in_its_queue_keeps_no_process() {
     }
     all_gone(&logs).await;
     host.shutdown().await;
+}
+
+/// Pulls from whatever is ready until the process says that it has finished; returns what it printed.
+async fn read_to_the_end(outputs: &Outputs) -> Vec<u8> {
+    let (mut all, mut scratch) = (Vec::new(), Vec::new());
+    let reading = async {
+        loop {
+            let process = outputs.ready().await;
+            let pulled = process.pull(1 << 16, 1 << 20, &mut scratch, |chunk| {
+                all.extend_from_slice(chunk.bytes);
+                chunk.bytes.len()
+            });
+            match pulled.unwrap() {
+                Pulled::More => process.requeue(),
+                Pulled::Idle => {}
+                Pulled::Finished => return,
+            }
+        }
+    };
+    tokio::time::timeout(MAX, reading).await.unwrap();
+    all
+}
+
+#[tokio::test]
+async fn a_reader_that_takes_over_hears_of_what_the_one_before_left_in_its_queue() {
+    let (env, token) = (TestEnv::new(), Token::new("second"));
+    let _left = NoProcessLeft::new(&token);
+    let host = start_host(&env);
+    let session = host.open_session(SessionOptions::relay());
+    let (first, second) = (session.outputs(), session.outputs());
+    let process = spawn_evil(&session, &["echo"], &token).await;
+    first.attach(&process);
+    process.write(b"one\n", Then::KeepOpen).done().await.unwrap();
+    wait_until_async("its greeting and the first line", MAX, async || process.status().stdout.lines == 2)
+        .await;
+    second.attach(&process);
+    assert!(first.try_ready().is_none(), "it is the other reader's");
+    drop(first);
+    process.write(b"two\n", Then::Close).done().await.unwrap();
+    assert_eq!(read_to_the_end(&second).await, b"ready\none\ntwo\n");
+    session.close(Duration::ZERO).await;
 }
