@@ -193,6 +193,11 @@ impl LogReader<'_> {
         self.0.status()
     }
 
+    /// See [`Log::state`].
+    pub fn state(&self) -> CaptureState {
+        self.0.state()
+    }
+
     /// See [`Log::run_at`].
     pub fn run_at(&self, offset: u64) -> Option<Run> {
         self.0.run_at(offset)

@@ -4,14 +4,15 @@
 //! [`Process::pull`](crate::Process::pull) and puts it back when it left something. Memory is one queue entry a
 //! process, whatever they print.
 
-use std::collections::VecDeque;
-use std::sync::Arc;
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use crate::capture::Stream;
-use crate::process::Process;
+use crate::id::ProcessId;
+use crate::process::{Inner, Process};
 
 /// The queue of processes with news. A process has its queue, and the queue has processes: it holds them no longer than
 /// the [`Outputs`] lives, or neither would ever go.
@@ -41,7 +42,39 @@ impl ReadyQueue {
     }
 }
 
+/// Whoever may still read the processes of a session: the session, up to its end, and its readers. When the last of
+/// them has gone, a process without a reader will never have one.
+#[derive(Debug, Default)]
+pub(crate) struct Readership {
+    processes: Mutex<BTreeMap<ProcessId, Weak<Inner>>>,
+}
+
+impl Readership {
+    pub(crate) fn enter(&self, process: &Process) {
+        self.processes.lock().insert(process.id(), Arc::downgrade(&process.0));
+    }
+
+    pub(crate) fn forget(&self, id: ProcessId) {
+        self.processes.lock().remove(&id);
+    }
+
+    fn processes(&self) -> Vec<Arc<Inner>> {
+        self.processes.lock().values().filter_map(Weak::upgrade).collect()
+    }
+}
+
+impl Drop for Readership {
+    fn drop(&mut self) {
+        // Told, not closed here: this may happen while a log is locked, when its waker held the session for a moment.
+        self.processes().iter().for_each(|process| process.nobody_will_read());
+    }
+}
+
 /// The output of all processes of a session, for one consumer that takes it as it comes.
+///
+/// Dropping it means that nobody will read its processes. What a relay holds of them, and what they still print, is
+/// dropped and counted; they run on and are held back no more. To hand a process over, attach it to the other reader
+/// first.
 ///
 /// A process with something new stands in a queue, once. Whoever takes it from there pulls until nothing is left, or
 /// puts it back with [`Process::requeue`](crate::Process::requeue):
@@ -77,16 +110,18 @@ impl ReadyQueue {
 #[derive(Debug)]
 pub struct Outputs {
     ready: Arc<ReadyQueue>,
+    readership: Arc<Readership>,
 }
 
 impl Outputs {
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(readership: Arc<Readership>) -> Self {
         let queue = ReadyQueue { queue: Mutex::new(Some(VecDeque::new())), news: Notify::new() };
-        Self { ready: Arc::new(queue) }
+        Self { ready: Arc::new(queue), readership }
     }
 
     /// Subscribes a process: from here on its output waits for this consumer, and for no other that it had.
     pub fn attach(&self, process: &Process) {
+        self.readership.enter(process);
         process.attach(&self.ready);
     }
 
@@ -115,6 +150,7 @@ impl Outputs {
 impl Drop for Outputs {
     fn drop(&mut self) {
         self.ready.close();
+        self.readership.processes().iter().for_each(|process| process.reader_has_gone(&self.ready));
     }
 }
 

@@ -121,6 +121,12 @@ struct Reader {
     queued: bool,
 }
 
+impl Reader {
+    fn has(&self, queue: &Arc<ReadyQueue>) -> bool {
+        self.queue.as_ref().is_some_and(|own| Arc::ptr_eq(own, queue))
+    }
+}
+
 /// What a session gives to a new process.
 #[derive(Debug)]
 pub(crate) struct Birth {
@@ -320,6 +326,35 @@ impl Inner {
         let _ = self.mail.send(Mail::Exited);
     }
 
+    /// The reader with this queue has gone; if it was this process's, nobody will read it.
+    pub(crate) fn reader_has_gone(&self, queue: &Arc<ReadyQueue>) {
+        let mut reader = self.reader.lock();
+        if !reader.has(queue) {
+            return;
+        }
+        *reader = Reader::default();
+        drop(reader);
+        self.close_logs();
+    }
+
+    /// Nobody is left who could give it a reader.
+    pub(crate) fn nobody_will_read(&self) {
+        let _ = self.mail.send(Mail::NoReader);
+    }
+
+    fn close_unless_read(&self) {
+        if self.reader.lock().queue.is_none() {
+            self.close_logs();
+        }
+    }
+
+    fn close_logs(&self) {
+        self.stdout.close();
+        if let Some(log) = &self.stderr {
+            log.close();
+        }
+    }
+
     /// Something new for the session's reader.
     pub(crate) fn wake_consumer(self: &Arc<Self>) {
         let mut reader = self.reader.lock();
@@ -507,7 +542,7 @@ impl Process {
     /// It was taken from this queue; whether that is its reader's by now.
     pub(crate) fn news_taken(&self, queue: &Arc<ReadyQueue>) -> bool {
         let mut reader = self.0.reader.lock();
-        let is_its_own = reader.queue.as_ref().is_some_and(|own| Arc::ptr_eq(own, queue));
+        let is_its_own = reader.has(queue);
         reader.queued &= !is_its_own;
         is_its_own
     }

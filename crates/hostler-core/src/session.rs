@@ -25,7 +25,7 @@ use crate::keeper::nursery_link::AskError;
 use crate::keeper::protocol::{Control, Open, Spawn, SpawnRequest};
 use crate::keeper::receipt::{Doubt, Receipt};
 use crate::lifecycle::StopCause;
-use crate::outputs::Outputs;
+use crate::outputs::{Outputs, Readership};
 use crate::process::{Birth, Inner, Pipes, Process, Pump};
 use crate::spec::{Limit, SpawnError, SpawnSpec, StderrMode, StdinMode};
 use crate::state_dir::SessionDir;
@@ -120,6 +120,8 @@ struct Table {
     /// In order of start: ids count up.
     processes: BTreeMap<ProcessId, Process>,
     link: Option<Arc<KeeperLink>>,
+    /// Held up to the end of the session.
+    readership: Arc<Readership>,
     closed: bool,
 }
 
@@ -198,7 +200,7 @@ impl Session {
 
     /// A reader for the output of all its processes.
     pub fn outputs(&self) -> Outputs {
-        Outputs::new()
+        Outputs::new(Arc::clone(&self.0.table.lock().readership))
     }
 
     /// Its keeper's pid, once there is one.
@@ -234,7 +236,12 @@ impl Session {
     /// future waits until that is done and says what was signalled and what survived. A session ends once: who asks
     /// again waits for the same end, whatever the grace.
     pub fn close(&self, grace: Duration) -> impl Future<Output = Receipt> + use<> {
-        let ending = self.0.table.lock().end(&self.0, grace);
+        let mut table = self.0.table.lock();
+        let ending = table.end(&self.0, grace);
+        let readership = std::mem::take(&mut table.readership);
+        drop(table);
+        // Without the lock, as these may be the last handles of processes.
+        drop(readership);
         let mut told = self.0.receipt.subscribe();
         if let Some(ending) = ending {
             tokio::spawn(ending);
@@ -297,6 +304,7 @@ impl SessionInner {
         if table.closed {
             return Err(SpawnError::SessionClosed);
         }
+        table.readership.enter(&process);
         table.processes.insert(process.id(), process);
         self.prune(&mut table);
         Ok(())
@@ -314,6 +322,7 @@ impl SessionInner {
         let excess = ended.len().saturating_sub(self.options.keep_ended);
         for id in ended.into_iter().take(excess) {
             table.processes.remove(&id);
+            table.readership.forget(id);
         }
     }
 

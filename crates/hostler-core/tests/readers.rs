@@ -8,7 +8,7 @@ use hostler_core::{
     HelperProgram, Host, HostOptions, Nursery, Outputs, Places, Process, Pulled, Session, SessionOptions,
     SharedLog, SpawnSpec, Stream, Then,
 };
-use hostler_testkit::{NoProcessLeft, TestEnv, Token, bin, evil, wait_until_async};
+use hostler_testkit::{NoProcessLeft, TestEnv, Token, bin, evil, fd_count, wait_until_async};
 
 /// Longer than anything here takes, also where the machine is busy.
 const MAX: Duration = Duration::from_secs(30);
@@ -97,4 +97,107 @@ async fn a_reader_that_takes_over_hears_of_what_the_one_before_left_in_its_queue
     process.write(b"two\n", Then::Close).done().await.unwrap();
     assert_eq!(read_to_the_end(&second).await, b"ready\none\ntwo\n");
     session.close(Duration::ZERO).await;
+}
+
+const QUOTA: u64 = 1 << 20;
+
+fn open_small_relay(host: &Host) -> Session {
+    host.open_session(SessionOptions { bytes_per_process: QUOTA, ..SessionOptions::relay() })
+}
+
+/// Waits until the process has printed so much that it is held back.
+async fn at_the_quota(process: &Process) {
+    // What is granted for a read counts as well, and that may be as much as one reads at a time.
+    let nearly = QUOTA - (QUOTA / 8);
+    wait_until_async("a process at its quota", MAX, async || {
+        let bytes = process.status().stdout.bytes;
+        if bytes >= nearly { Ok(()) } else { Err(bytes) }
+    })
+    .await;
+}
+
+async fn finishes(process: &Process) {
+    let finished = tokio::time::timeout(MAX, process.finished()).await;
+    assert!(finished.is_ok(), "its end is never reported: {:?}", process.status());
+}
+
+#[tokio::test]
+async fn a_process_at_its_quota_is_finished_and_leaves_nothing_when_its_reader_has_gone() {
+    let (env, token) = (TestEnv::new(), Token::new("no-reader"));
+    let _left = NoProcessLeft::new(&token);
+    let host = start_host(&env);
+    let own = i32::try_from(std::process::id()).unwrap();
+    let before = fd_count(own).unwrap();
+    let mut logs = Vec::new();
+    for goes in ["before the end", "after the end", "never came"] {
+        let session = open_small_relay(&host);
+        let process = spawn_evil(&session, &["flood"], &token).await;
+        let outputs = (goes != "never came").then(|| session.outputs());
+        if let Some(outputs) = &outputs {
+            outputs.attach(&process);
+        }
+        at_the_quota(&process).await;
+        logs.push(log_of(&process));
+        let kept = outputs.filter(|_| goes == "after the end");
+        if goes == "never came" {
+            drop(session);
+        } else {
+            session.close(Duration::ZERO).await;
+        }
+        drop(kept);
+        finishes(&process).await;
+        let stdout = process.status().stdout;
+        assert_eq!(stdout.dropped.bytes, stdout.bytes, "{goes}");
+    }
+    assert_eq!(host.live(), 0);
+    all_gone(&logs).await;
+    // A keeper and its sockets take the place of those before; pipes of a process would be two and more.
+    wait_until_async("the descriptors", MAX, async || {
+        let after = fd_count(own).unwrap();
+        if after <= before + 6 { Ok(()) } else { Err((before, after)) }
+    })
+    .await;
+    host.shutdown().await;
+}
+
+#[tokio::test]
+async fn a_process_whose_reader_has_gone_runs_on_to_its_end_and_what_it_prints_is_counted() {
+    const LINES: &str = "100000";
+    let (env, token) = (TestEnv::new(), Token::new("runs-on"));
+    let _left = NoProcessLeft::new(&token);
+    let host = start_host(&env);
+    let (read, unread) = (open_small_relay(&host), open_small_relay(&host));
+    let (kept, dropped) = (read.outputs(), unread.outputs());
+    let whole = spawn_evil(&read, &["lines", LINES], &token).await;
+    kept.attach(&whole);
+    let process = spawn_evil(&unread, &["lines", LINES], &token).await;
+    dropped.attach(&process);
+    at_the_quota(&process).await;
+    drop(dropped);
+    finishes(&process).await;
+    let printed = read_to_the_end(&kept).await.len() as u64;
+    assert!(printed > 2 * QUOTA);
+    let stdout = process.status().stdout;
+    assert_eq!((stdout.bytes, stdout.dropped.bytes), (printed, printed));
+    assert_eq!(whole.status().stdout.dropped.bytes, 0);
+    for session in [read, unread] {
+        session.close(Duration::ZERO).await;
+    }
+}
+
+/// As an adapter does that is told of a start when it has ended the session already.
+#[tokio::test]
+async fn a_reader_that_lives_may_take_a_process_after_the_end_of_the_session_and_loses_nothing() {
+    let (env, token) = (TestEnv::new(), Token::new("late"));
+    let _left = NoProcessLeft::new(&token);
+    let host = start_host(&env);
+    let session = open_small_relay(&host);
+    let outputs = session.outputs();
+    let process = spawn_evil(&session, &["flood"], &token).await;
+    at_the_quota(&process).await;
+    session.close(Duration::ZERO).await;
+    outputs.attach(&process);
+    let printed = read_to_the_end(&outputs).await.len() as u64;
+    let stdout = process.status().stdout;
+    assert_eq!((stdout.bytes, stdout.dropped.bytes), (printed, 0));
 }

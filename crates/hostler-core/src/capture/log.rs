@@ -200,12 +200,14 @@ impl Log {
         match &mut self.policy {
             Inner::Record(_) => max,
             Inner::Relay(_) if self.core.ended => 0,
+            Inner::Relay(relay) if relay.is_closed() => max,
             Inner::Relay(relay) => relay.begin_read(&mut self.core, max),
         }
     }
 
     /// Appends what was read; room that was granted and not used goes back. An empty slice: the read brought
-    /// nothing. Returns how many bytes were taken: all, or in a relay at most as many as were granted.
+    /// nothing. Returns how many bytes were taken: all, or in a relay at most as many as were granted, and none once it
+    /// is closed.
     pub fn append(&mut self, seq: Seq, bytes: &[u8]) -> usize {
         match &mut self.policy {
             Inner::Record(record) => record.append(&mut self.core, seq, bytes),
@@ -220,7 +222,7 @@ impl Log {
             Inner::Record(record) => {
                 record.append(&mut self.core, seq, bytes);
             }
-            Inner::Relay(relay) => relay.drop_late(bytes),
+            Inner::Relay(relay) => relay.discard(bytes),
         }
     }
 
@@ -250,15 +252,16 @@ impl Log {
         }
     }
 
-    /// Nothing comes in any more and the owner has gone. A record stays readable; what a relay still held is
-    /// counted as dropped and given back.
+    /// The owner has gone for good. A record has none and goes on. A relay holds nothing back any more: what it held and
+    /// what still comes is counted as dropped.
     pub fn close(&mut self) {
-        self.end();
         match &mut self.policy {
             Inner::Record(_) => {}
-            Inner::Relay(relay) => relay.close(&mut self.core),
+            Inner::Relay(relay) => {
+                relay.close(&mut self.core);
+                self.idle();
+            }
         }
-        self.idle();
     }
 
     /// Where the log stands.
@@ -292,14 +295,14 @@ impl Log {
 
     /// The counts so far.
     pub fn totals(&self) -> Totals {
-        let (mut dropped, late) = match &self.policy {
+        let (mut dropped, discarded) = match &self.policy {
             Inner::Record(record) => (record.dropped(&self.core), Dropped::NOTHING),
-            Inner::Relay(relay) => (relay.dropped(), relay.late_dropped()),
+            Inner::Relay(relay) => (relay.dropped(), relay.discarded()),
         };
-        dropped.add(late.bytes, late.lines);
+        dropped.add(discarded.bytes, discarded.lines);
         Totals {
-            bytes: self.core.end + late.bytes,
-            lines: self.core.lines + late.lines.unwrap_or(0),
+            bytes: self.core.end + discarded.bytes,
+            lines: self.core.lines + discarded.lines.unwrap_or(0),
             dropped,
             late_bytes: self.core.late_bytes,
             state: self.state(),

@@ -26,7 +26,10 @@ pub(super) struct Relay {
     granted: usize,
     pause: Option<Pause>,
     dropped: Dropped,
-    late: Dropped,
+    /// What came and was never held: after the final event, or after the owner had gone.
+    discarded: Dropped,
+    /// The owner has gone.
+    closed: bool,
     /// Bytes on the disk could not be read.
     failed: bool,
     /// The latest write to the disk failed; said once in the log until one works again.
@@ -51,7 +54,8 @@ impl Relay {
             granted: 0,
             pause: None,
             dropped: Dropped::NOTHING,
-            late: Dropped::NOTHING,
+            discarded: Dropped::NOTHING,
+            closed: false,
             failed: false,
             disk_is_down: false,
         }
@@ -101,6 +105,10 @@ impl Relay {
     }
 
     pub(super) fn append(&mut self, core: &mut Core, seq: Seq, bytes: &[u8]) -> usize {
+        if self.closed {
+            self.discard(bytes);
+            return 0;
+        }
         let bytes = &bytes[..bytes.len().min(self.granted)];
         self.granted = 0;
         if !bytes.is_empty() {
@@ -116,8 +124,8 @@ impl Relay {
         bytes.len()
     }
 
-    pub(super) fn drop_late(&mut self, bytes: &[u8]) {
-        self.late.add(bytes.len() as u64, Some(count_lines(bytes)));
+    pub(super) fn discard(&mut self, bytes: &[u8]) {
+        self.discarded.add(bytes.len() as u64, Some(count_lines(bytes)));
     }
 
     pub(super) fn end(&mut self, core: &mut Core) {
@@ -146,7 +154,16 @@ impl Relay {
         }
     }
 
+    pub(super) fn is_closed(&self) -> bool {
+        self.closed
+    }
+
     pub(super) fn close(&mut self, core: &mut Core) {
+        self.closed = true;
+        self.take_back_grant(core);
+        if self.pause.take().is_some() {
+            core.room_waker.wake_by_ref();
+        }
         let left = core.end - self.taken;
         if left > 0 {
             // Bytes that were counted as unreadable before are not counted twice.
@@ -193,8 +210,8 @@ impl Relay {
         self.dropped
     }
 
-    pub(super) fn late_dropped(&self) -> Dropped {
-        self.late
+    pub(super) fn discarded(&self) -> Dropped {
+        self.discarded
     }
 
     pub(super) fn state(&self) -> CaptureState {

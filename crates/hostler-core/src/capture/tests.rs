@@ -216,8 +216,15 @@ proptest! {
             rig.log.take(taken);
         }
         rig.log.close();
-        prop_assert_eq!(rig.log.totals().dropped.bytes, rig.input.len() as u64 - taken);
+        let dropped = rig.input.len() as u64 - taken;
+        prop_assert_eq!(rig.log.totals().dropped.bytes, dropped);
         prop_assert_eq!((rig.account.used(), rig.disk.used()), (0, 0));
+        prop_assert_eq!(rig.log.begin_read(10), 10, "it holds nothing back");
+        prop_assert_eq!(rig.log.append(rig.seq.next(), b"after\n"), 0);
+        let totals = rig.log.totals();
+        prop_assert_eq!((totals.bytes, totals.dropped.bytes), (rig.input.len() as u64 + 6, dropped + 6));
+        prop_assert_eq!((rig.account.used(), rig.disk.used()), (0, 0));
+        rig.log.end();
         prop_assert_eq!(rig.log.begin_read(10), 0);
     }
 
@@ -248,7 +255,8 @@ proptest! {
             }
             prop_assert!(rig.account.used() <= quota && rig.disk.used() <= quota);
         }
-        rig.log.close();
+        rig.log.end();
+        rig.log.idle();
         rig.disk.0.lock().read_error = None;
         rig.disk.0.lock().open_error = None;
         while slow < rig.input.len() as u64 {

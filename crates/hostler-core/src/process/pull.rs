@@ -1,7 +1,7 @@
 //! How the session's own reader takes a process's output: whole lines, both streams in the order of the reads.
 
 use super::Process;
-use crate::capture::{ReadError, Status, Stream, View};
+use crate::capture::{CaptureState, ReadError, Status, Stream, View};
 use crate::cursor::{Armed, SharedLog};
 use crate::outputs::{Chunk, Flush, Pulled};
 
@@ -197,10 +197,13 @@ fn give(
             match log.view(at, if due.flush == Flush::Lines { run } else { usize::MAX }, scratch)? {
                 View::Bytes(bytes) => hand_out(bytes, due.flush),
                 View::Hole(hole) => {
-                    tracing::error!(
-                        bytes = hole.to - at,
-                        "captured output can no longer be read from the disk"
-                    );
+                    // A reader that comes after the one before has gone finds a hole too, and that is no failure.
+                    if log.state() == CaptureState::Failed {
+                        tracing::error!(
+                            bytes = hole.to - at,
+                            "captured output can no longer be read from the disk"
+                        );
+                    }
                     hole.to
                 }
                 View::Pending | View::End => at,

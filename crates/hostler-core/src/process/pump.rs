@@ -45,6 +45,8 @@ pub(crate) enum Mail {
     Finished,
     /// Nothing that it started lives any more.
     Gone,
+    /// Nobody is left who could read its output, unless somebody does already.
+    NoReader,
     /// The deadline has changed.
     Deadline,
 }
@@ -181,6 +183,7 @@ impl Pump {
             Event::Mail(Mail::Started) => self.started(),
             Event::Mail(Mail::Exited) => self.exited(),
             Event::Mail(Mail::Finished) => self.finished(),
+            Event::Mail(Mail::NoReader) => self.process.close_unless_read(),
             Event::Mail(Mail::Gone | Mail::Deadline) => {}
             Event::Ready(stream) => {
                 self.read(stream);
