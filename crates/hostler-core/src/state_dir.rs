@@ -9,10 +9,12 @@
 //! - two hosts that start at once do not remove each other's folders: a host whose new folder was swept before it
 //!   held the lock makes another one;
 //! - removing never follows a symbolic link and never enters another mount;
-//! - a base folder that is a link, belongs to somebody else or can be written by others is refused.
+//! - a base folder that is a link, belongs to somebody else or can be written by others is refused;
+//! - a folder that somebody has removed under a living host is made and locked again when it is next needed.
 
 mod forecast;
 mod remove;
+mod session;
 #[cfg(test)]
 mod tests;
 
@@ -26,7 +28,9 @@ use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::rand::{GetRandomFlags, getrandom};
 
-use crate::capture::{Disk, FolderDisk};
+use parking_lot::Mutex;
+
+pub(crate) use session::SessionDir;
 
 pub use forecast::StateForecast;
 
@@ -165,12 +169,27 @@ pub struct StateDir {
 
 #[derive(Debug)]
 struct Inner {
-    base: OwnedFd,
+    base: PathBuf,
     name: String,
     path: PathBuf,
-    folder: OwnedFd,
+    place: Mutex<Place>,
+}
+
+/// The folders as they were last made.
+#[derive(Debug)]
+struct Place {
+    base: Arc<OwnedFd>,
+    folder: Arc<OwnedFd>,
     /// Held for its flock.
     _lock: OwnedFd,
+    /// The host is done with them: nothing is made again.
+    removed: bool,
+}
+
+impl Place {
+    fn new(base: OwnedFd, folder: OwnedFd, lock: OwnedFd) -> Self {
+        Self { base: Arc::new(base), folder: Arc::new(folder), _lock: lock, removed: false }
+    }
 }
 
 impl StateDir {
@@ -185,7 +204,8 @@ impl StateDir {
             let name = new_name().map_err(claim_error)?;
             if let Some((folder, lock)) = claim(base_fd.as_fd(), &name).map_err(claim_error)? {
                 let path = base.join(&name);
-                let inner = Inner { base: base_fd, name, path, folder, _lock: lock };
+                let place = Mutex::new(Place::new(base_fd, folder, lock));
+                let inner = Inner { base: base.to_owned(), name, path, place };
                 return Ok(Self { inner: Arc::new(inner) });
             }
         }
@@ -205,12 +225,15 @@ impl StateDir {
         let path = self.inner.path.join(name);
         let is_name = !name.is_empty() && !name.contains(['/', '\0']) && !matches!(name, "." | ".." | LOCK);
         let made = if is_name {
-            rustix::fs::mkdirat(&self.inner.folder, name, PRIVATE).map_err(io::Error::from)
+            match rustix::fs::mkdirat(&*self.inner.folder(), name, PRIVATE) {
+                Err(Errno::NOENT) => self.inner.make_again(name, || true),
+                made => made.map_err(io::Error::from),
+            }
         } else {
             Err(io::ErrorKind::InvalidInput.into())
         };
         match made {
-            Ok(()) => Ok(SessionDir { host: Arc::clone(&self.inner), name: name.to_owned(), path }),
+            Ok(()) => Ok(SessionDir::new(Arc::clone(&self.inner), name.to_owned(), path)),
             Err(source) => Err(StateDirError::Session { path, source }),
         }
     }
@@ -245,42 +268,41 @@ impl Drop for StateDir {
 }
 
 impl Inner {
-    fn remove(&self) -> io::Result<()> {
-        match remove_host(self.base.as_fd(), &self.name, self.folder.as_fd()) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-            result => result,
+    fn base(&self) -> Arc<OwnedFd> {
+        Arc::clone(&self.place.lock().base)
+    }
+
+    fn folder(&self) -> Arc<OwnedFd> {
+        Arc::clone(&self.place.lock().folder)
+    }
+
+    /// Makes the folder of a session, and this host's if that is gone too, at the paths at which they were. `is_wanted` is
+    /// asked once nobody else can make or give up anything.
+    fn make_again(&self, session: &str, is_wanted: impl FnOnce() -> bool) -> io::Result<()> {
+        let mut place = self.place.lock();
+        if place.removed || !is_wanted() {
+            return Err(io::ErrorKind::NotFound.into());
+        }
+        // By its path, with all checks: what was opened before may have been moved, and somebody else be where it was.
+        let base = open_base(&self.base).map_err(io::Error::other)?;
+        if !is_linked(base.as_fd(), &self.name, place.folder.as_fd())? {
+            let claimed = claim(base.as_fd(), &self.name)?;
+            let (folder, lock) = claimed.ok_or(io::ErrorKind::AlreadyExists)?;
+            tracing::warn!(folder = %self.path.display(), "the state folder was removed; it is made again");
+            *place = Place::new(base, folder, lock);
+        }
+        match rustix::fs::mkdirat(&*place.folder, session, PRIVATE) {
+            Ok(()) | Err(Errno::EXIST) => Ok(()),
+            Err(error) => Err(error.into()),
         }
     }
-}
 
-/// The folder of one session in its host's folder. Dropping it removes it.
-#[derive(Debug)]
-pub struct SessionDir {
-    host: Arc<Inner>,
-    name: String,
-    path: PathBuf,
-}
-
-impl SessionDir {
-    /// Where it is.
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
-
-    /// The folder as a place for spool files.
-    pub fn disk(&self) -> Arc<dyn Disk> {
-        Arc::new(FolderDisk::new(&self.path))
-    }
-}
-
-impl Drop for SessionDir {
-    fn drop(&mut self) {
-        match remove::tree(self.host.folder.as_fd(), &self.name) {
-            Ok(()) => {}
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => {
-                tracing::warn!(folder = %self.path.display(), %error, "failed to remove a session folder");
-            }
+    fn remove(&self) -> io::Result<()> {
+        let mut place = self.place.lock();
+        place.removed = true;
+        match remove_host(place.base.as_fd(), &self.name, place.folder.as_fd()) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            result => result,
         }
     }
 }
@@ -391,7 +413,8 @@ fn is_linked(folder: BorrowedFd<'_>, name: &str, file: BorrowedFd<'_>) -> io::Re
 
 fn sweep(own: &Inner) -> Swept {
     let mut swept = Swept::default();
-    let names = match remove::names(own.base.as_fd()) {
+    let base = own.base();
+    let names = match remove::names(base.as_fd()) {
         Ok(names) => names,
         Err(error) => {
             tracing::warn!(%error, "failed to list the folders of earlier hosts");
@@ -402,7 +425,7 @@ fn sweep(own: &Inner) -> Swept {
         if !name.starts_with(PREFIX) || name == own.name {
             continue;
         }
-        match sweep_one(own.base.as_fd(), name) {
+        match sweep_one(base.as_fd(), name) {
             Ok(Fate::Removed) => swept.removed += 1,
             Ok(Fate::Alive) => swept.alive += 1,
             Err(error) => {

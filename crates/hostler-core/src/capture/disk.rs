@@ -13,17 +13,12 @@ use crate::sys::signal::block_sigxfsz;
 
 /// A folder that takes spool files. Names have no slashes.
 pub trait Disk: fmt::Debug + Send + Sync {
-    /// Makes a file that is not there yet.
+    /// Makes a file that is not there yet. It is opened this once: who has bytes in it keeps it, so that nothing that
+    /// happens to its name or its folder can take them away.
     ///
     /// # Errors
     /// Whatever open(2) says.
     fn create(&self, name: &str) -> io::Result<Box<dyn DiskFile>>;
-
-    /// Opens a file that `create` made.
-    ///
-    /// # Errors
-    /// Whatever open(2) says.
-    fn open(&self, name: &str) -> io::Result<Box<dyn DiskFile>>;
 
     /// Removes such a file.
     ///
@@ -48,6 +43,12 @@ pub trait DiskFile: fmt::Debug + Send + Sync {
     /// # Errors
     /// Whatever pread(2) says; `Interrupted` means: again.
     fn read_at(&self, bytes: &mut [u8], offset: u64) -> io::Result<usize>;
+
+    /// How long the file is, by its own account.
+    ///
+    /// # Errors
+    /// Whatever fstat(2) says.
+    fn size(&self) -> io::Result<u64>;
 }
 
 /// A real folder.
@@ -61,21 +62,14 @@ impl FolderDisk {
     pub fn new(folder: impl AsRef<Path>) -> Self {
         Self { folder: folder.as_ref().to_owned() }
     }
-
-    fn open_with(&self, name: &str, flags: OFlags) -> io::Result<Box<dyn DiskFile>> {
-        let flags = flags | OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NOCTTY;
-        let file = rustix::fs::open(self.path(name), flags, Mode::RUSR | Mode::WUSR)?;
-        Ok(Box::new(RealFile(file)))
-    }
 }
 
 impl Disk for FolderDisk {
     fn create(&self, name: &str) -> io::Result<Box<dyn DiskFile>> {
-        self.open_with(name, OFlags::CREATE | OFlags::EXCL)
-    }
-
-    fn open(&self, name: &str) -> io::Result<Box<dyn DiskFile>> {
-        self.open_with(name, OFlags::empty())
+        let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC;
+        let flags = flags | OFlags::NOFOLLOW | OFlags::NOCTTY;
+        let file = rustix::fs::open(self.path(name), flags, Mode::RUSR | Mode::WUSR)?;
+        Ok(Box::new(RealFile(file)))
     }
 
     fn remove(&self, name: &str) -> io::Result<()> {
@@ -103,6 +97,10 @@ impl DiskFile for RealFile {
 
     fn read_at(&self, bytes: &mut [u8], offset: u64) -> io::Result<usize> {
         Ok(rustix::io::pread(&self.0, &mut *bytes, offset)?)
+    }
+
+    fn size(&self) -> io::Result<u64> {
+        Ok(u64::try_from(rustix::fs::fstat(&self.0)?.st_size).unwrap_or(0))
     }
 }
 
@@ -144,9 +142,14 @@ pub(super) fn read_some(file: &dyn DiskFile, bytes: &mut [u8], offset: u64) -> i
     Ok(read)
 }
 
-/// Whether a failed read may work later without anybody mending the disk: this process or machine was short of
-/// descriptors or memory.
+/// Whether somebody has cut off the end of a file that holds `len` bytes. What is written behind a cut would be read
+/// back with zeros before it, so nothing is.
+pub(super) fn is_cut(file: &dyn DiskFile, len: u64) -> bool {
+    file.size().is_ok_and(|size| size < len)
+}
+
+/// Whether a failed read may work later without anybody mending the disk: the machine was short of memory.
 pub(super) fn is_passing(error: &io::Error) -> bool {
-    let passing = [libc::EMFILE, libc::ENFILE, libc::ENOMEM, libc::EAGAIN];
+    let passing = [libc::ENOMEM, libc::EAGAIN];
     error.raw_os_error().is_some_and(|number| passing.contains(&number))
 }

@@ -243,7 +243,7 @@ impl Log {
         }
     }
 
-    /// Nothing to read or write for now: closes descriptors and drops memory that holds nothing that is needed.
+    /// Nothing to read or write for now: drops memory that holds nothing that is needed.
     pub fn idle(&mut self) {
         self.core.index.shrink();
         match &mut self.policy {

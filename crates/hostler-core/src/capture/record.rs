@@ -4,7 +4,7 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use super::disk::{Disk, DiskFile, is_passing, read_some, write_all};
+use super::disk::{Disk, DiskFile, is_cut, is_passing, read_some, write_all};
 use super::index::{Index, Run};
 use super::log::{Core, Stored};
 use super::{CaptureState, Dropped, RUN_BYTES, Seq, count_lines};
@@ -102,7 +102,6 @@ impl Record {
     }
 
     pub(super) fn idle(&mut self, core: &mut Core) {
-        self.artifact.file = None;
         if self.head.is_none() {
             core.ring.clear();
         }
@@ -142,7 +141,7 @@ fn bound_tail_index(core: &mut Core) {
 struct Artifact {
     disk: Option<Arc<dyn Disk>>,
     name: String,
-    /// Open while there is something to write or read.
+    /// The descriptor that made it, for as long as it holds bytes: they stay readable whatever becomes of the name.
     file: Option<Box<dyn DiskFile>>,
     len: u64,
 }
@@ -154,6 +153,7 @@ impl Artifact {
         }
         let len = self.len;
         match self.file() {
+            Ok(file) if is_cut(file, len) => (0, Some(io::ErrorKind::UnexpectedEof.into())),
             Ok(file) => {
                 let (written, error) = write_all(file, bytes, len);
                 self.len += written as u64;
@@ -187,8 +187,7 @@ impl Artifact {
     fn file(&mut self) -> io::Result<&dyn DiskFile> {
         let file = match (self.file.take(), &self.disk) {
             (Some(file), _) => file,
-            (None, Some(disk)) if self.len == 0 => disk.create(&self.name)?,
-            (None, Some(disk)) => disk.open(&self.name)?,
+            (None, Some(disk)) => disk.create(&self.name)?,
             (None, None) => return Err(io::ErrorKind::NotFound.into()),
         };
         Ok(&**self.file.insert(file))

@@ -1,10 +1,13 @@
 //! The spool of a relay: bytes that wait for their reader, in files that are removed behind it.
+//!
+//! A segment keeps the descriptor that made its file for as long as it holds bytes: what becomes of the name, the folder
+//! or the mount meanwhile is nothing to the bytes. A log that nobody waits for has no segment.
 
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 
-use super::disk::{Disk, DiskFile, is_passing, read_some, write_all};
+use super::disk::{Disk, DiskFile, is_cut, is_passing, read_some, write_all};
 
 /// A queue of files that holds the bytes `[start, end)` of a log.
 #[derive(Debug)]
@@ -14,15 +17,12 @@ pub(super) struct Segments {
     segment_bytes: u64,
     live: VecDeque<Segment>,
     next_number: u64,
-    /// The last segment, while there is something to write.
-    writer: Option<Box<dyn DiskFile>>,
-    /// Another segment, by number, while there is something to read.
-    reader: Option<(u64, Box<dyn DiskFile>)>,
 }
 
 #[derive(Debug)]
 struct Segment {
     number: u64,
+    file: Box<dyn DiskFile>,
     start: u64,
     len: u64,
     /// From this offset on its bytes cannot be read.
@@ -49,7 +49,7 @@ pub(super) enum SegmentRead {
 impl Segments {
     pub(super) fn new(disk: Option<Arc<dyn Disk>>, name: String, segment_bytes: u64) -> Self {
         let segment_bytes = segment_bytes.max(1);
-        Self { disk, name, segment_bytes, live: VecDeque::new(), next_number: 0, writer: None, reader: None }
+        Self { disk, name, segment_bytes, live: VecDeque::new(), next_number: 0 }
     }
 
     /// Whether there is a disk at all.
@@ -74,11 +74,12 @@ impl Segments {
     pub(super) fn append(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {
         let mut written = 0;
         while written < bytes.len() {
-            let room = self.writable(offset + written as u64)?;
-            let (Some(segment), Some(file)) = (self.live.back_mut(), &self.writer) else { break };
+            self.make_writable(offset + written as u64)?;
+            let Some(segment) = self.live.back_mut() else { break };
             let rest = &bytes[written..];
-            let piece = &rest[..rest.len().min(usize::try_from(room).unwrap_or(usize::MAX))];
-            let (n, error) = write_all(file.as_ref(), piece, segment.len);
+            let room = usize::try_from(self.segment_bytes - segment.len).unwrap_or(usize::MAX);
+            let piece = &rest[..rest.len().min(room)];
+            let (n, error) = write_all(segment.file.as_ref(), piece, segment.len);
             segment.len += n as u64;
             written += n;
             error.map_or(Ok(()), Err)?;
@@ -86,26 +87,23 @@ impl Segments {
         Ok(())
     }
 
-    /// Makes sure that the last segment is open and has room; returns how much.
-    fn writable(&mut self, offset: u64) -> io::Result<u64> {
-        let Some(disk) = self.disk.clone() else { return Err(io::ErrorKind::StorageFull.into()) };
-        match self.live.back() {
-            Some(last) if last.len < self.segment_bytes && last.broken_from.is_none() => {
-                let (number, room) = (last.number, self.segment_bytes - last.len);
-                if self.writer.is_none() {
-                    self.writer = Some(disk.open(&self.file_name(number))?);
-                }
-                Ok(room)
-            }
-            Some(_) | None => {
-                let number = self.next_number;
-                // A name is used once, also when making the file fails half-way.
-                self.next_number += 1;
-                self.writer = Some(disk.create(&self.file_name(number))?);
-                self.live.push_back(Segment { number, start: offset, len: 0, broken_from: None });
-                Ok(self.segment_bytes)
-            }
+    /// Makes sure that the last segment has room, and ends with its last byte.
+    fn make_writable(&mut self, offset: u64) -> io::Result<()> {
+        let has_room = |last: &Segment| {
+            last.len < self.segment_bytes
+                && last.broken_from.is_none()
+                && !is_cut(last.file.as_ref(), last.len)
+        };
+        if self.live.back().is_some_and(has_room) {
+            return Ok(());
         }
+        let Some(disk) = &self.disk else { return Err(io::ErrorKind::StorageFull.into()) };
+        let number = self.next_number;
+        // A name is used once, also when making the file fails half-way.
+        self.next_number += 1;
+        let file = disk.create(&self.file_name(number))?;
+        self.live.push_back(Segment { number, file, start: offset, len: 0, broken_from: None });
+        Ok(())
     }
 
     /// Fills `bytes` from `offset` on, which must be on the disk, as far as one segment goes.
@@ -114,40 +112,21 @@ impl Segments {
     /// Only when it may work later.
     pub(super) fn read(&mut self, offset: u64, bytes: &mut [u8]) -> io::Result<SegmentRead> {
         let place = self.live.partition_point(|segment| segment.end() <= offset);
-        let Some(segment) = self.live.get(place) else { return Ok(SegmentRead::Bytes(0)) };
-        let (number, start, end) = (segment.number, segment.start, segment.end());
+        let Some(segment) = self.live.get_mut(place) else { return Ok(SegmentRead::Bytes(0)) };
+        let end = segment.end();
         let readable = segment.broken_from.unwrap_or(end);
         if offset >= readable {
             return Ok(SegmentRead::Broken { to: end });
         }
         let want = usize::try_from(readable - offset).unwrap_or(usize::MAX).min(bytes.len());
-        match self.read_from(place, number, &mut bytes[..want], offset - start) {
+        match read_some(segment.file.as_ref(), &mut bytes[..want], offset - segment.start) {
             Ok(n) => Ok(SegmentRead::Bytes(n)),
             Err(error) if is_passing(&error) => Err(error),
             Err(error) => {
-                if let Some(segment) = self.live.get_mut(place) {
-                    segment.broken_from = Some(offset);
-                }
-                if place + 1 == self.live.len() {
-                    self.writer = None;
-                }
+                segment.broken_from = Some(offset);
                 Ok(SegmentRead::NewlyBroken { to: end, error })
             }
         }
-    }
-
-    fn read_from(&mut self, place: usize, number: u64, bytes: &mut [u8], at: u64) -> io::Result<usize> {
-        if let Some(writer) = self.writer.as_ref().filter(|_| place + 1 == self.live.len()) {
-            return read_some(writer.as_ref(), bytes, at);
-        }
-        if let Some((_, reader)) = self.reader.as_ref().filter(|(open, _)| *open == number) {
-            return read_some(reader.as_ref(), bytes, at);
-        }
-        let Some(disk) = &self.disk else { return Err(io::ErrorKind::NotFound.into()) };
-        let file = disk.open(&self.file_name(number))?;
-        let read = read_some(file.as_ref(), bytes, at);
-        self.reader = Some((number, file));
-        read
     }
 
     /// The end of the segment that is known to be unreadable at this offset.
@@ -166,36 +145,18 @@ impl Segments {
 
     /// Removes the segments that end at or before `offset`.
     pub(super) fn release_before(&mut self, offset: u64) {
-        while self.live.front().is_some_and(|segment| segment.end() <= offset) {
-            if self.live.len() == 1 {
-                self.drop_last();
-            } else if let Some(segment) = self.live.pop_front() {
-                self.remove(segment.number);
+        while let Some(segment) = self.live.pop_front_if(|segment| segment.end() <= offset) {
+            let Some(disk) = &self.disk else { return };
+            let name = self.file_name(segment.number);
+            if let Err(error) = disk.remove(&name) {
+                tracing::warn!(file = %disk.path(&name).display(), %error, "failed to remove a spool file");
             }
         }
     }
 
-    /// Closes what is open.
+    /// Gives back memory that holds nothing.
     pub(super) fn idle(&mut self) {
-        self.writer = None;
-        self.reader = None;
         self.live.shrink_to_fit();
-    }
-
-    fn drop_last(&mut self) {
-        self.writer = None;
-        if let Some(segment) = self.live.pop_back() {
-            self.remove(segment.number);
-        }
-    }
-
-    fn remove(&mut self, number: u64) {
-        self.reader.take_if(|(open, _)| *open == number);
-        let Some(disk) = &self.disk else { return };
-        let name = self.file_name(number);
-        if let Err(error) = disk.remove(&name) {
-            tracing::warn!(file = %disk.path(&name).display(), %error, "failed to remove a spool file");
-        }
     }
 
     fn file_name(&self, number: u64) -> String {

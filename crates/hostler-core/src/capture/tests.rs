@@ -109,6 +109,8 @@ enum Op {
     Space(u64),
     ReadFault(bool),
     OpenFault(bool),
+    Unlink,
+    Cut(usize),
     Idle,
 }
 
@@ -120,6 +122,8 @@ fn op(faults: u32) -> impl Strategy<Value = Op> {
         8 => (0..20_000_u64).prop_map(Op::Take),
         faults => prop_oneof![Just(0), 0..10_000_u64, Just(u64::MAX / 2)].prop_map(Op::Space),
         faults => any::<bool>().prop_map(Op::OpenFault),
+        1 => Just(Op::Unlink),
+        (faults / 4).max(1) => (0..9000_usize).prop_map(Op::Cut),
         (faults / 4).max(1) => any::<bool>().prop_map(Op::ReadFault),
         2 => Just(Op::Idle),
     ]
@@ -150,6 +154,8 @@ fn run_relay(rig: &mut Rig, quota: u64, ops: Vec<Op>) -> u64 {
             Op::Space(space) => rig.disk.set_space(space),
             Op::ReadFault(on) => rig.disk.0.lock().read_error = on.then_some(libc::EIO),
             Op::OpenFault(on) => rig.disk.0.lock().open_error = on.then_some(libc::EACCES),
+            Op::Unlink => rig.disk.unlink_all(),
+            Op::Cut(len) => rig.disk.cut_all(len),
             Op::Idle => rig.log.idle(),
         }
         rig.check_relay_bounds(quota, taken);
@@ -170,7 +176,7 @@ proptest! {
     fn relay_delivers_every_byte_within_its_quota_whatever_the_disk_refuses(
         (quota, buffer, most) in sizes(),
         ops in prop::collection::vec(op(4).prop_filter("no lost bytes here", |op| {
-            !matches!(op, Op::ReadFault(true) | Op::OpenFault(true))
+            !matches!(op, Op::ReadFault(true) | Op::Cut(_))
         }), 0..150),
     ) {
         let mut rig = Rig::new(Policy::Relay, quota, buffer);
@@ -250,6 +256,8 @@ proptest! {
                 Op::Space(space) => rig.disk.set_space(space),
                 Op::ReadFault(on) => rig.disk.0.lock().read_error = on.then_some(libc::EIO),
                 Op::OpenFault(on) => rig.disk.0.lock().open_error = on.then_some(libc::EACCES),
+                Op::Unlink => rig.disk.unlink_all(),
+                Op::Cut(len) => rig.disk.cut_all(len),
                 Op::Idle => rig.log.idle(),
                 Op::Take(_) => {}
             }
@@ -372,22 +380,57 @@ fn a_grant_that_was_not_used_yet_stays_though_others_wait_for_room() {
 }
 
 #[test]
-fn a_passing_shortage_of_descriptors_loses_nothing() {
+fn a_passing_shortage_of_descriptors_holds_a_relay_back_and_loses_nothing() {
+    let mut rig = Rig::new(Policy::Relay, 1 << 20, 4096);
+    rig.disk.0.lock().open_error = Some(libc::EMFILE);
+    while rig.write(1024) > 0 {}
+    assert_eq!(rig.input.len(), 4096, "the ring is all there is");
+    rig.disk.0.lock().open_error = None;
+    assert_eq!(rig.write(1024), 1024, "a later try finds a descriptor");
+    let mut at = 0;
+    while at < 5120 {
+        assert_eq!(rig.read(&mut at, 10_000), 0);
+    }
+    assert_eq!(rig.log.state(), CaptureState::Complete);
+}
+
+#[test]
+fn a_passing_shortage_of_memory_loses_nothing() {
     for policy in [Policy::Record, Policy::Relay] {
         let mut rig = Rig::new(policy, 1 << 20, 4096);
         for _ in 0..10 {
             assert_eq!(rig.write(4096), 4096);
         }
-        rig.log.idle();
-        rig.disk.0.lock().open_error = Some(libc::EMFILE);
+        rig.disk.0.lock().read_error = Some(libc::ENOMEM);
         let mut scratch = Vec::new();
         assert!(rig.log.view(0, 100, &mut scratch).is_err());
-        rig.disk.0.lock().open_error = None;
+        rig.disk.0.lock().read_error = None;
         let mut at = 0;
         while at < 40_960 {
             assert_eq!(rig.read(&mut at, 10_000), 0);
         }
         assert_eq!(rig.log.state(), CaptureState::Complete);
+    }
+}
+
+#[test]
+fn a_file_that_somebody_has_cut_is_a_hole_and_never_zeros() {
+    for policy in [Policy::Record, Policy::Relay] {
+        let mut rig = Rig::new(policy, 1 << 20, 4096);
+        for _ in 0..5 {
+            assert_eq!(rig.write(4096), 4096);
+        }
+        rig.disk.cut_all(1000);
+        // The faulty disk refuses to write behind a gap.
+        for _ in 0..5 {
+            assert_eq!(rig.write(4096), 4096);
+        }
+        let (mut at, mut gone) = (0, 0);
+        while at < 40_960 {
+            gone += rig.read(&mut at, 10_000);
+        }
+        assert!(gone > 0);
+        assert_eq!((rig.log.state(), rig.log.totals().dropped.bytes), (CaptureState::Failed, gone));
     }
 }
 

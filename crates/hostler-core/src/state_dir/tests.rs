@@ -146,7 +146,7 @@ fn hosts_that_start_at_once_do_not_remove_each_others_folders() {
         threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
     });
     for host in &hosts {
-        assert!(is_linked(host.inner.base.as_fd(), &host.inner.name, host.inner.folder.as_fd()).unwrap());
+        assert!(is_linked(host.inner.base().as_fd(), &host.inner.name, host.inner.folder().as_fd()).unwrap());
         assert!(host.path().join(LOCK).exists(), "{} was swept", host.path().display());
     }
     assert_eq!(entries(base.path()).len(), 200);
@@ -160,6 +160,50 @@ fn a_host_whose_new_folder_was_swept_finds_out() {
     assert!(matches!(sweep_one(fd.as_fd(), "host-8-x-y").unwrap(), Fate::Removed));
     assert!(lock_new(fd.as_fd(), "host-8-x-y").unwrap().is_none());
     assert!(claim(fd.as_fd(), "host-8-x-y").unwrap().is_some(), "and the next attempt holds");
+}
+
+#[test]
+fn a_folder_that_was_removed_under_a_living_host_is_made_and_locked_again() {
+    let home = temporary();
+    let base = home.path().join("state");
+    let host = StateDir::below(&base).unwrap();
+    let session = host.session("s1").unwrap();
+    let disk = session.disk();
+    for gone in [base.clone(), host.path().to_owned(), session.path().to_owned()] {
+        std::fs::remove_dir_all(&gone).unwrap();
+        disk.create("p1.stdout.0").unwrap();
+        assert_eq!((mode(&base), mode(host.path()), mode(session.path())), (0o700, 0o700, 0o700));
+        let other = StateDir::below(&base).unwrap();
+        assert_eq!(other.sweep(), Swept { removed: 0, alive: 1, failed: 0 }, "{}", gone.display());
+    }
+    std::fs::remove_dir_all(&base).unwrap();
+    let second = host.session("s2").unwrap();
+    assert_eq!(entries(host.path()), ["lock", "s2"], "a new session finds its place too");
+    disk.create("p1.stdout.1").unwrap();
+    drop((session, second));
+    assert!(disk.create("p1.stdout.2").is_err(), "the session is over");
+    assert_eq!(entries(host.path()), ["lock"]);
+    host.remove().unwrap();
+    assert!(disk.create("p1.stdout.3").is_err());
+    assert!(entries(&base).is_empty());
+}
+
+#[test]
+fn a_folder_is_not_made_again_where_somebody_else_is_now() {
+    let (base, outside) = (temporary(), temporary());
+    let host = StateDir::below(base.path()).unwrap();
+    let session = host.session("s1").unwrap();
+    let moved = outside.path().join("moved");
+    std::fs::rename(host.path(), &moved).unwrap();
+    std::fs::create_dir(outside.path().join("lure")).unwrap();
+    symlink(outside.path().join("lure"), host.path()).unwrap();
+    assert!(session.disk().create("p1.stdout.0").is_err());
+    assert!(entries(&outside.path().join("lure")).is_empty());
+    std::fs::remove_file(host.path()).unwrap();
+    std::fs::set_permissions(base.path(), PermissionsExt::from_mode(0o777)).unwrap();
+    assert!(session.disk().create("p1.stdout.0").is_err(), "a base that others can write is refused now too");
+    std::fs::set_permissions(base.path(), PermissionsExt::from_mode(0o700)).unwrap();
+    session.disk().create("p1.stdout.0").unwrap();
 }
 
 #[test]

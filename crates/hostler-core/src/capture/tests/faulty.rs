@@ -15,7 +15,8 @@ pub(super) struct FaultyDisk(pub(super) Mutex<Platter>);
 
 #[derive(Debug)]
 pub(super) struct Platter {
-    pub(super) files: BTreeMap<String, Vec<u8>>,
+    /// What the folder shows.
+    pub(super) files: BTreeMap<String, Arc<Mutex<Vec<u8>>>>,
     /// Bytes that still fit.
     pub(super) space: u64,
     /// Most bytes that one call moves; every second call is interrupted.
@@ -42,7 +43,17 @@ impl Default for Platter {
 
 impl FaultyDisk {
     pub(super) fn used(&self) -> u64 {
-        self.0.lock().files.values().map(|file| file.len() as u64).sum()
+        self.0.lock().files.values().map(|file| file.lock().len() as u64).sum()
+    }
+
+    /// Somebody removes all files; who has them open keeps them.
+    pub(super) fn unlink_all(&self) {
+        self.0.lock().files.clear();
+    }
+
+    /// Somebody cuts all files to at most this length.
+    pub(super) fn cut_all(&self, len: usize) {
+        self.0.lock().files.values().for_each(|file| file.lock().truncate(len));
     }
 
     pub(super) fn set_space(&self, space: u64) {
@@ -53,7 +64,7 @@ impl FaultyDisk {
 #[derive(Debug)]
 struct FaultyFile {
     disk: Arc<FaultyDisk>,
-    name: String,
+    bytes: Arc<Mutex<Vec<u8>>>,
 }
 
 #[derive(Debug)]
@@ -65,23 +76,19 @@ impl Disk for Mounted {
         if let Some(error) = platter.open_error {
             return Err(io::Error::from_raw_os_error(error));
         }
-        assert!(platter.files.insert(name.to_owned(), Vec::new()).is_none(), "{name} was there already");
-        Ok(Box::new(FaultyFile { disk: Arc::clone(&self.0), name: name.to_owned() }))
-    }
-
-    fn open(&self, name: &str) -> io::Result<Box<dyn DiskFile>> {
-        let platter = self.0.0.lock();
-        if let Some(error) = platter.open_error {
-            return Err(io::Error::from_raw_os_error(error));
-        }
-        assert!(platter.files.contains_key(name), "{name} is not there");
-        Ok(Box::new(FaultyFile { disk: Arc::clone(&self.0), name: name.to_owned() }))
+        let bytes = Arc::default();
+        let old = platter.files.insert(name.to_owned(), Arc::clone(&bytes));
+        assert!(old.is_none(), "{name} was there already");
+        Ok(Box::new(FaultyFile { disk: Arc::clone(&self.0), bytes }))
     }
 
     fn remove(&self, name: &str) -> io::Result<()> {
         let mut platter = self.0.0.lock();
-        let file = platter.files.remove(name).expect("only a file that is there is removed");
-        platter.space = platter.space.saturating_add(file.len() as u64);
+        // It may have been unlinked already; the real disk says nothing then either.
+        if let Some(file) = platter.files.remove(name) {
+            let freed = file.lock().len() as u64;
+            platter.space = platter.space.saturating_add(freed);
+        }
         Ok(())
     }
 
@@ -103,7 +110,7 @@ impl DiskFile for FaultyFile {
         }
         platter.writes += 1;
         platter.space -= n as u64;
-        let file = platter.files.get_mut(&self.name).expect("the file is there");
+        let mut file = self.bytes.lock();
         assert_eq!(file.len() as u64, offset, "files are written without gaps");
         file.extend_from_slice(&bytes[..n]);
         Ok(n)
@@ -118,10 +125,14 @@ impl DiskFile for FaultyFile {
         if let Some(error) = platter.read_error {
             return Err(io::Error::from_raw_os_error(error));
         }
-        let file = &platter.files[&self.name];
+        let file = self.bytes.lock();
         let rest = &file[(offset as usize).min(file.len())..];
         let n = rest.len().min(bytes.len()).min(platter.most);
         bytes[..n].copy_from_slice(&rest[..n]);
         Ok(n)
+    }
+
+    fn size(&self) -> io::Result<u64> {
+        Ok(self.bytes.lock().len() as u64)
     }
 }

@@ -86,6 +86,78 @@ fn a_write_past_the_file_size_limit_is_an_error_and_not_a_signal() {
     assert_eq!(error.raw_os_error(), Some(libc::EFBIG));
 }
 
+/// What can happen to a folder while a reader is behind, that its files outlive.
+fn calamities() -> [fn(&std::path::Path); 3] {
+    [
+        |folder| std::fs::remove_dir_all(folder).unwrap(),
+        |folder| std::fs::rename(folder, folder.with_extension("moved")).unwrap(),
+        |folder| {
+            std::fs::remove_dir_all(folder).unwrap();
+            std::os::unix::fs::symlink("/dev/null", folder).unwrap();
+        },
+    ]
+}
+
+#[test]
+fn what_waits_in_a_folder_is_read_after_the_folder_has_gone() {
+    for policy in [Policy::Relay, Policy::Record] {
+        for calamity in calamities() {
+            let home = tempfile::tempdir().unwrap();
+            let folder = home.path().join("spool");
+            std::fs::create_dir(&folder).unwrap();
+            let mut log = log(&folder, policy);
+            let (seq, mut input) = (SeqCounter::default(), Vec::new());
+            let mut fill = |log: &mut Log, most: usize| {
+                while input.len() < most {
+                    let granted = log.begin_read(65_536);
+                    if granted == 0 {
+                        break;
+                    }
+                    let from = input.len();
+                    input.extend((from..from + granted).map(|i| (i % 251) as u8));
+                    log.append(seq.next(), &input[from..]);
+                }
+                input.len()
+            };
+            assert!(fill(&mut log, 3 << 20) >= 3 << 20);
+            log.idle();
+            calamity(&folder);
+            let end = fill(&mut log, 4 << 20);
+            let (mut at, mut scratch) = (0, Vec::new());
+            while at < end as u64 {
+                let view = log.view(at, 150_000, &mut scratch).unwrap();
+                let View::Bytes(bytes) = view else { panic!("{view:?} at {at} of {end}") };
+                let mut expected = (at..).map(|i| (i % 251) as u8);
+                assert!(bytes.iter().all(|byte| Some(*byte) == expected.next()));
+                at += bytes.len() as u64;
+                log.take(at);
+            }
+            assert_eq!(log.totals().dropped, Dropped::NOTHING);
+        }
+    }
+}
+
+#[test]
+fn a_relay_that_nobody_waits_for_holds_no_descriptor() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut log = log(folder.path(), Policy::Relay);
+    let seq = SeqCounter::default();
+    for _ in 0..50 {
+        let granted = log.begin_read(65_536);
+        log.append(seq.next(), &vec![b'x'; granted]);
+    }
+    let open = || {
+        let links = std::fs::read_dir("/proc/self/fd").unwrap().map(|entry| entry.unwrap().path());
+        links
+            .filter_map(|link| std::fs::read_link(link).ok())
+            .filter(|to| to.starts_with(folder.path()))
+            .count()
+    };
+    assert!((1..=8).contains(&open()), "{} for {} bytes", open(), log.status().end);
+    log.take(log.status().end);
+    assert_eq!(open(), 0);
+}
+
 #[test]
 fn a_folder_that_went_away_does_not_stop_the_output() {
     let folder = tempfile::tempdir().unwrap();
