@@ -8,7 +8,7 @@ use hostler_core::{
     HelperProgram, Host, HostOptions, Nursery, Outputs, Places, Process, Pulled, Session, SessionOptions,
     SharedLog, SpawnSpec, Stream, Then,
 };
-use hostler_testkit::{NoProcessLeft, TestEnv, Token, bin, evil, fd_count, wait_until_async};
+use hostler_testkit::{NoProcessLeft, TestEnv, Token, bin, evil, fd_count, wait_until, wait_until_async};
 
 /// Longer than anything here takes, also where the machine is busy.
 const MAX: Duration = Duration::from_secs(30);
@@ -200,4 +200,33 @@ async fn a_reader_that_lives_may_take_a_process_after_the_end_of_the_session_and
     let printed = read_to_the_end(&outputs).await.len() as u64;
     let stdout = process.status().stdout;
     assert_eq!((stdout.bytes, stdout.dropped.bytes), (printed, 0));
+}
+
+/// On the one thread of this test's runtime, as a host has one.
+#[tokio::test]
+async fn a_pipe_that_is_never_empty_leaves_others_their_turn() {
+    const PIPE: usize = 1 << 20;
+    let (env, token) = (TestEnv::new(), Token::new("turns"));
+    let _left = NoProcessLeft::new(&token);
+    let host = start_host(&env);
+    let session = host.open_session(SessionOptions::record());
+    let process = spawn_evil(&session, &["lines", "200000"], &token).await;
+    let pipe = std::fs::File::open(format!("/proc/{}/fd/1", process.pid().unwrap())).unwrap();
+    rustix::pipe::fcntl_setpipe_size(&pipe, PIPE).unwrap();
+    // Nobody reads meanwhile: this holds the thread.
+    wait_until("a full pipe", MAX, || {
+        let bytes = rustix::io::ioctl_fionread(&pipe).unwrap();
+        if bytes > (PIPE * 3 / 4) as u64 { Ok(()) } else { Err(bytes) }
+    });
+    drop(pipe);
+    let (mut seen, mut longest) = (process.status().stdout.bytes, 0);
+    while process.end().is_none() {
+        tokio::task::yield_now().await;
+        let bytes = process.status().stdout.bytes;
+        longest = longest.max(bytes - seen);
+        seen = bytes;
+    }
+    assert!(seen > PIPE as u64);
+    assert!(longest <= PIPE as u64 / 2, "{longest} bytes were read at a stretch");
+    session.close(Duration::ZERO).await;
 }

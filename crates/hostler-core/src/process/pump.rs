@@ -98,6 +98,8 @@ pub(crate) struct Pump {
     seq: SeqCounter,
     drainer: Drainer,
     timeout_at: Option<Instant>,
+    /// Bytes read since others last got their turn.
+    turn: usize,
     exited: bool,
     drained: bool,
     finished: bool,
@@ -131,6 +133,7 @@ impl Pump {
             seq: SeqCounter::default(),
             drainer: Drainer::new(DrainLimits::default(), streams),
             timeout_at,
+            turn: 0,
             exited: false,
             drained: false,
             finished: false,
@@ -141,6 +144,12 @@ impl Pump {
         while !self.is_over() {
             let event = self.next_event().await;
             self.handle(event);
+            // The reactor takes nothing from a task's budget: a pipe that is filled as fast as it is read, and a reader
+            // that makes room as fast, would keep the thread for ever.
+            if self.turn >= TURN_BYTES {
+                self.turn = 0;
+                tokio::task::yield_now().await;
+            }
         }
         self.process.stdout.idle();
         if let Some(log) = &self.process.stderr {
@@ -292,6 +301,7 @@ impl Pump {
             match self.read_some(stream) {
                 Outcome::Read { bytes, dry } => {
                     left = left.saturating_sub(bytes);
+                    self.turn += bytes;
                     let drain = self.drainer.read(stream, bytes as u64, clock::now());
                     self.check(drain);
                     if dry {
