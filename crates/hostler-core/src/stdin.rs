@@ -39,6 +39,11 @@ pub enum WriteError {
     /// The process has ended.
     #[error("the process has ended")]
     Ended,
+    /// The pipe is full and cannot be waited for, so it was closed. The process may still read what is in it.
+    #[error(
+        "the system cannot watch one more pipe, so standard input was closed: raise fs.epoll.max_user_watches"
+    )]
+    Unwatched,
     /// Too much waits already.
     #[error(
         "{waiting} bytes wait for the process to read, at most {MAX_WAITING} may: wait for those writes first"
@@ -261,7 +266,7 @@ impl Stdin {
             let Ok(ready) = reactor::register(Arc::clone(&pipe), Interest::WRITABLE) else {
                 // The reactor takes no more descriptors: nobody would say when the pipe has room.
                 let state = self.state.lock();
-                self.shut_with(state, WriteError::ClosedByProcess);
+                self.shut_with(state, WriteError::Unwatched);
                 return;
             };
             let shut = self.pump_queue(&ready).await;
@@ -392,6 +397,20 @@ mod tests {
             Stdin::none(&StdinAccount::new(1)).write(b"x", Then::KeepOpen).now(),
             Some(Err(WriteError::NoStdin))
         );
+    }
+
+    #[tokio::test]
+    async fn a_pipe_that_cannot_be_watched_is_told_from_one_that_the_process_closed() {
+        let (_pipe, stdin) = pair();
+        let taken = match &stdin.state.lock().pipe {
+            // The reactor takes a descriptor once.
+            Pipe::Open(fd) => reactor::register(Arc::clone(fd), Interest::WRITABLE),
+            Pipe::Shut(why) => panic!("{why}"),
+        };
+        assert!(taken.is_ok());
+        let blocked = stdin.write(&vec![b'x'; 1_000_000], Then::KeepOpen);
+        assert_eq!(blocked.done().await, Err(WriteError::Unwatched));
+        assert_eq!(stdin.write(b"x", Then::KeepOpen).now(), Some(Err(WriteError::Unwatched)));
     }
 
     #[tokio::test]

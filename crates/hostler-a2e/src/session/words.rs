@@ -103,7 +103,7 @@ pub(super) fn write_refusal(error: WriteError) -> WriteRefusal {
         WriteError::Closed => WriteRefusal::AfterEof,
         WriteError::ClosedByProcess => WriteRefusal::ClosedByProcess,
         WriteError::Ended => WriteRefusal::ProcDead,
-        WriteError::Full { .. } | WriteError::SessionFull { .. } => {
+        WriteError::Full { .. } | WriteError::SessionFull { .. } | WriteError::Unwatched => {
             WriteRefusal::Write { reason: io::Error::other(error) }
         }
     }
