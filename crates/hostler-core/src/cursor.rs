@@ -260,12 +260,6 @@ impl Cursor {
         Self { log, offset: 0, lines: Some(0) }
     }
 
-    /// A reader of the newest `bytes` bytes, or of all when there are fewer, and of what comes after them.
-    pub fn from_tail(log: Arc<SharedLog>, bytes: u64) -> Self {
-        let offset = log.status().end.saturating_sub(bytes);
-        Self { log, offset, lines: (offset == 0).then_some(0) }
-    }
-
     /// Offset of the next byte to read.
     pub fn offset(&self) -> u64 {
         self.offset

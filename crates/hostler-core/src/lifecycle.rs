@@ -247,9 +247,6 @@ pub enum Input {
     KillSettled,
     /// The root has exited.
     Exited(ExitStatus),
-    /// The root has exited, and the keeper knows that it did so before any signal of ours was sent: what was asked
-    /// in the meantime has not caused this end.
-    ExitedFirst(ExitStatus),
     /// The output counts as read to its end.
     Drained(Remains),
     /// The last lingerer is gone.
@@ -343,7 +340,6 @@ impl Lifecycle {
             | Input::Tick
             | Input::KillSettled
             | Input::Exited(_)
-            | Input::ExitedFirst(_)
             | Input::Drained(_)
             | Input::Gone => (self, Action::None),
         }
@@ -369,7 +365,6 @@ impl Lifecycle {
                     self.exit(status, self.interrupted(Interrupt::None).outcome(status))
                 }
             },
-            Input::ExitedFirst(status) => self.exit(status, status.own_outcome()),
             Input::Launch | Input::Drained(_) | Input::Gone => (self, Action::None),
         }
     }
@@ -382,7 +377,6 @@ impl Lifecycle {
             Input::Tick => self.tick(now),
             Input::KillSettled => self.kill_settled(),
             Input::Exited(status) => self.exit(status, self.outcome(status)),
-            Input::ExitedFirst(status) => self.exit(status, status.own_outcome()),
             Input::Launch | Input::Started | Input::StartFailed | Input::Drained(_) | Input::Gone => {
                 (self, Action::None)
             }
@@ -406,8 +400,7 @@ impl Lifecycle {
             | Input::Started
             | Input::StartFailed
             | Input::SignalSettled
-            | Input::Exited(_)
-            | Input::ExitedFirst(_) => (self, Action::None),
+            | Input::Exited(_) => (self, Action::None),
         }
     }
 
@@ -424,8 +417,7 @@ impl Lifecycle {
             | Input::Stop { .. }
             | Input::Tick
             | Input::KillSettled
-            | Input::Exited(_)
-            | Input::ExitedFirst(_) => self.after_exit(exit, input, now),
+            | Input::Exited(_) => self.after_exit(exit, input, now),
         }
     }
 

@@ -133,11 +133,6 @@ fn a_later_exit_does_not_count_as_killed_after_an_interrupt_that_was_survived() 
 #[test]
 fn a_process_that_had_exited_before_the_stop_keeps_its_own_outcome() {
     check_outcome(&[(1.0, EXIT_0), (1.1, stop(StopCause::Request)), (1.2, KILL)], Outcome::Completed);
-    check_outcome(&[(1.0, KILL), (1.1, Input::ExitedFirst(ExitStatus::Code(0)))], Outcome::Completed);
-    check_outcome(
-        &[(1.0, stop(StopCause::Timeout)), (1.1, Input::ExitedFirst(by_signal(libc::SIGTERM)))],
-        Outcome::Failed,
-    );
 }
 
 #[test]
@@ -286,7 +281,6 @@ stopnow        closed/finish    starting+/killtree running+/killtree  exited+/ki
 tick           -                -                 -                   -                 -               -
 killsettled    -                -                 -                   -                 -               -
 exited         -                exited            exited              -                 -               -
-exitedfirst    -                exited            exited              -                 -               -
 drained        -                -                 -                   closed/finish     -               -
 drainedopen    -                -                 -                   lingering/finish  -               -
 gone           -                -                 -                   -                 closed/release  -
@@ -306,7 +300,6 @@ fn named_input(name: &str) -> Input {
         "tick" => Input::Tick,
         "killsettled" => Input::KillSettled,
         "exited" => Input::Exited(ExitStatus::Code(1)),
-        "exitedfirst" => Input::ExitedFirst(by_signal(libc::SIGINT)),
         "drained" => Input::Drained(Remains::Nothing),
         "drainedopen" => Input::Drained(Remains::Lingerers),
         "gone" => Input::Gone,
@@ -371,7 +364,7 @@ fn every_state_answers_every_input_as_the_table_says() {
             cells += 1;
         }
     }
-    assert_eq!(cells, 16 * 6);
+    assert_eq!(cells, 15 * 6);
 }
 
 /// Everything that can arrive, with one short and one long grace.
@@ -389,7 +382,6 @@ fn all_inputs() -> Vec<Input> {
         EXIT_0,
         Input::Exited(by_signal(libc::SIGINT)),
         Input::Exited(ExitStatus::KeeperLost),
-        Input::ExitedFirst(ExitStatus::Code(0)),
         Input::Drained(Remains::Nothing),
         Input::Drained(Remains::Lingerers),
         Input::Gone,
