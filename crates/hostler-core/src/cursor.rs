@@ -102,6 +102,15 @@ impl SharedLog {
         self.change(Log::end, |()| true);
     }
 
+    /// See [`Log::cut`]; the stream has ended with that.
+    pub fn end_at(&self, least: u64, most: u64) {
+        let cut = |log: &mut Log| {
+            log.cut(least, most);
+            log.end();
+        };
+        self.change(cut, |()| true);
+    }
+
     /// See [`Log::close`].
     pub fn close(&self) {
         self.change(Log::close, |()| true);
@@ -110,6 +119,11 @@ impl SharedLog {
     /// See [`Log::take`].
     pub fn take(&self, upto: u64) {
         self.shared.lock().log.take(upto);
+    }
+
+    /// See [`Log::taken`].
+    pub fn taken(&self) -> u64 {
+        self.shared.lock().log.taken()
     }
 
     /// See [`Log::idle`].

@@ -5,13 +5,18 @@
 //! read before plus that is exactly what the root and its tree had written by then, and all of it is read before
 //! the final event, however long the reader takes. After that comes a short grace for what descendants still write.
 //!
+//! The grace has two clocks. Silence is a sign only while somebody listens, so its clock stands still while reading is
+//! held back. The clock of the whole stands still with it, but only while the reader has not taken all that the root
+//! wrote: what a descendant adds can be held back for ever by its own flood, and keeps no end from being told.
+//!
 //! Owns the count of bytes and the grace. It leaves reading, pausing and the final event to the driver and reads no
 //! clock: `now` is passed in, and [`Drainer::deadline`] says when to call [`Drainer::tick`].
 //!
 //! Invariants, each with a test of the same words:
 //! - It is done at once when every stream has ended, and never before the root has exited.
 //! - It is never done before every byte of the root was read, except where the stream itself ended.
-//! - The clock stands still while reading is paused, and never runs backwards.
+//! - The clocks stand still while reading is paused and bytes of the root are not taken; from then on silence alone
+//!   does. No clock runs backwards.
 //! - There is a deadline only while the grace is running.
 //! - A read that is answered by `Done` is late: it came after the final event. No read finishes a drain.
 //!
@@ -63,7 +68,7 @@ pub enum Drain {
     },
     /// Every byte of the root was read, a descendant may still write.
     Grace {
-        /// When the wait is over if nothing more comes; `None` while reading is paused.
+        /// When the wait is over if nothing more comes; `None` while reading is paused over bytes of the root.
         until: Option<Instant>,
     },
     /// Everything that counts was read.
@@ -98,8 +103,10 @@ pub struct Drainer {
     phase: Phase,
     /// The latest time heard of: an earlier one counts as this.
     now: Option<Instant>,
-    /// Since when the clock stands still.
-    paused_at: Option<Instant>,
+    /// Since when the clock of silence stands still.
+    silence_stopped: Option<Instant>,
+    /// Since when that of the whole does.
+    limit_stopped: Option<Instant>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -109,12 +116,14 @@ struct Flow {
     read: u64,
     /// Bytes read before the exit plus those in the pipe at the exit.
     root_end: u64,
+    /// Bytes that the reader has taken of those.
+    taken: u64,
 }
 
 impl Flow {
     fn new(stream: Stream, streams: &[Stream]) -> Self {
         let pipe = if streams.contains(&stream) { Pipe::Open } else { Pipe::Ended };
-        Self { pipe, read: 0, root_end: 0 }
+        Self { pipe, read: 0, root_end: 0, taken: 0 }
     }
 
     fn left(&self) -> u64 {
@@ -122,6 +131,11 @@ impl Flow {
             Pipe::Ended => 0,
             Pipe::Open | Pipe::Paused => self.root_end.saturating_sub(self.read),
         }
+    }
+
+    /// Whether the reader has all that the root wrote, as far as that was read.
+    fn is_taken(&self) -> bool {
+        self.taken >= self.root_end.min(self.read)
     }
 }
 
@@ -142,7 +156,8 @@ impl Drainer {
             stderr: Flow::new(Stream::Stderr, streams),
             phase: Phase::Reading,
             now: None,
-            paused_at: None,
+            silence_stopped: None,
+            limit_stopped: None,
         }
     }
 
@@ -165,7 +180,8 @@ impl Drainer {
         if let Phase::Grace { limit_at, .. } = self.phase
             && bytes > 0
         {
-            self.phase = Phase::Grace { silent_at: after(self.clock(now), self.limits.silence), limit_at };
+            let silent_at = after(self.silence_stopped.unwrap_or(now), self.limits.silence);
+            self.phase = Phase::Grace { silent_at, limit_at };
         }
         self.advance(now)
     }
@@ -174,28 +190,38 @@ impl Drainer {
     pub fn ended(&mut self, stream: Stream, now: Instant) -> Drain {
         let now = self.at(now);
         self.flow(stream).pipe = Pipe::Ended;
-        self.resume_clock(now);
+        self.set_clocks(now);
         self.advance(now)
     }
 
-    /// Reading of an open stream is held back: the clock stands still from here.
+    /// The reader has taken everything of the stream before `upto`. Only what was said of this when reading is paused
+    /// counts: a driver need not say it at any other time.
+    pub fn taken(&mut self, stream: Stream, upto: u64, now: Instant) -> Drain {
+        let now = self.at(now);
+        let flow = self.flow(stream);
+        flow.taken = flow.taken.max(upto);
+        self.set_clocks(now);
+        self.advance(now)
+    }
+
+    /// Reading of an open stream is held back, because the reader has not taken what was read.
     pub fn paused(&mut self, stream: Stream, now: Instant) -> Drain {
         let now = self.at(now);
         let flow = self.flow(stream);
         if flow.pipe == Pipe::Open {
             flow.pipe = Pipe::Paused;
-            self.paused_at.get_or_insert(now);
+            self.set_clocks(now);
         }
         self.advance(now)
     }
 
-    /// Reading goes on: the clock too, unless the other stream is paused.
+    /// Reading goes on: the clocks too, unless the other stream is paused.
     pub fn resumed(&mut self, stream: Stream, now: Instant) -> Drain {
         let now = self.at(now);
         let flow = self.flow(stream);
         if flow.pipe == Pipe::Paused {
             flow.pipe = Pipe::Open;
-            self.resume_clock(now);
+            self.set_clocks(now);
         }
         self.advance(now)
     }
@@ -203,12 +229,10 @@ impl Drainer {
     /// Time has passed. The only call that ends the grace.
     pub fn tick(&mut self, now: Instant) -> Drain {
         let now = self.at(now);
-        if let Phase::Grace { silent_at, limit_at } = self.phase
-            && self.paused_at.is_none()
-        {
-            if silent_at <= limit_at && silent_at <= now {
+        if let Phase::Grace { silent_at, limit_at } = self.phase {
+            if self.silence_stopped.is_none() && silent_at <= limit_at && silent_at <= now {
                 self.phase = Phase::Done(DrainReason::Silence);
-            } else if limit_at <= now {
+            } else if self.limit_stopped.is_none() && limit_at <= now {
                 self.phase = Phase::Done(DrainReason::Limit);
             }
         }
@@ -218,8 +242,12 @@ impl Drainer {
     /// When [`Drainer::tick`] is due. A driver whose streams are always readable must look at this between reads.
     pub fn deadline(&self) -> Option<Instant> {
         match self.phase {
-            Phase::Grace { silent_at, limit_at } if self.paused_at.is_none() => Some(silent_at.min(limit_at)),
-            Phase::Reading | Phase::Root | Phase::Grace { .. } | Phase::Done(_) => None,
+            Phase::Grace { silent_at, limit_at } => {
+                let silent_at = self.silence_stopped.is_none().then_some(silent_at);
+                let limit_at = self.limit_stopped.is_none().then_some(limit_at);
+                silent_at.into_iter().chain(limit_at).min()
+            }
+            Phase::Reading | Phase::Root | Phase::Done(_) => None,
         }
     }
 
@@ -252,29 +280,32 @@ impl Drainer {
 
     fn start_grace(&mut self, now: Instant) {
         // A pause that began earlier must not be added to a grace that begins now.
-        self.paused_at = self.paused_at.map(|_| now);
+        self.silence_stopped = None;
+        self.limit_stopped = None;
+        self.set_clocks(now);
         self.phase = Phase::Grace {
             silent_at: after(now, self.limits.silence),
             limit_at: after(now, self.limits.total),
         };
     }
 
-    /// Lets the clock run again if nothing is paused any more: what was due moves by the length of the pause.
-    fn resume_clock(&mut self, now: Instant) {
-        if self.stdout.pipe == Pipe::Paused || self.stderr.pipe == Pipe::Paused {
-            return;
+    /// Stops the clocks that have to stand still, and lets the others run: what was due moves by the length of the stop.
+    fn set_clocks(&mut self, now: Instant) {
+        let paused = self.stdout.pipe == Pipe::Paused || self.stderr.pipe == Pipe::Paused;
+        let held = paused && !(self.stdout.is_taken() && self.stderr.is_taken());
+        if paused {
+            self.silence_stopped.get_or_insert(now);
         }
-        let Some(paused_at) = self.paused_at.take() else { return };
-        if let Phase::Grace { silent_at, limit_at } = self.phase {
-            let pause = now.saturating_duration_since(paused_at);
-            self.phase =
-                Phase::Grace { silent_at: after(silent_at, pause), limit_at: after(limit_at, pause) };
+        if held {
+            self.limit_stopped.get_or_insert(now);
         }
-    }
-
-    /// The time on the clock that a pause stops.
-    fn clock(&self, now: Instant) -> Instant {
-        self.paused_at.unwrap_or(now)
+        let stood_still = |since: Option<Instant>| since.map_or(Duration::ZERO, |at| now - at);
+        let silence_stop = stood_still(self.silence_stopped.take_if(|_| !paused));
+        let limit_stop = stood_still(self.limit_stopped.take_if(|_| !held));
+        if let Phase::Grace { silent_at, limit_at } = &mut self.phase {
+            *silent_at = after(*silent_at, silence_stop);
+            *limit_at = after(*limit_at, limit_stop);
+        }
     }
 
     fn at(&mut self, now: Instant) -> Instant {

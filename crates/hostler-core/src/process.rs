@@ -11,6 +11,7 @@ mod stop;
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::task::{Wake, Waker};
 use std::time::{Duration, SystemTime};
@@ -108,6 +109,8 @@ pub(crate) struct Inner {
     pub(crate) stderr: Option<Arc<SharedLog>>,
     mail: mpsc::UnboundedSender<Mail>,
     reader: Mutex<Reader>,
+    /// The pump wants to hear of what the session's reader takes next.
+    tell_of_takes: AtomicBool,
     pull: Mutex<pull::Positions>,
     /// The environment that it inherited, for the figures of an error.
     inherited: Arc<[u8]>,
@@ -179,6 +182,7 @@ impl Inner {
             stderr: birth.stderr,
             mail,
             reader: Mutex::default(),
+            tell_of_takes: AtomicBool::new(false),
             pull: Mutex::default(),
             inherited: birth.inherited,
         };
@@ -352,6 +356,17 @@ impl Inner {
         self.stdout.close();
         if let Some(log) = &self.stderr {
             log.close();
+        }
+    }
+
+    /// From here on the next take is told to the pump, once.
+    pub(crate) fn tell_of_takes(&self) {
+        self.tell_of_takes.store(true, Ordering::Release);
+    }
+
+    fn taken(&self) {
+        if self.tell_of_takes.load(Ordering::Acquire) && self.tell_of_takes.swap(false, Ordering::AcqRel) {
+            let _ = self.mail.send(Mail::Taken);
         }
     }
 

@@ -243,6 +243,51 @@ impl Log {
         }
     }
 
+    /// The owner has everything before this offset; of a record it is never asked to take anything.
+    pub fn taken(&self) -> u64 {
+        match &self.policy {
+            Inner::Record(_) => self.core.end,
+            Inner::Relay(relay) => relay.taken(),
+        }
+    }
+
+    /// Relay: drops what the owner has not taken beyond `least`, but for what is before `most` up to the last line end
+    /// there. Whatever is dropped is counted, and nothing may be appended any more.
+    pub fn cut(&mut self, least: u64, most: u64) {
+        let (least, most) = (least.max(self.taken()), most.max(self.taken()));
+        if most >= self.core.end {
+            return;
+        }
+        // What cannot be read to find that out is found to be lost by whoever reads it.
+        let Some(line_end) = self.last_line_end(most) else { return };
+        let at = if line_end > least { line_end } else { most };
+        match &mut self.policy {
+            Inner::Record(_) => return,
+            Inner::Relay(relay) => relay.forget_from(&mut self.core, at),
+        }
+        self.core.line_end = line_end;
+    }
+
+    /// The offset after the last newline before `upto` that is not taken; without one, what is taken ends there.
+    fn last_line_end(&mut self, upto: u64) -> Option<u64> {
+        let taken = self.taken();
+        let mut piece = vec![0; 65_536];
+        let mut end = upto;
+        while end > taken {
+            let start = end.saturating_sub(piece.len() as u64).max(taken);
+            let bytes = &mut piece[..usize::try_from(end - start).unwrap_or(0)];
+            match self.fill(start, bytes) {
+                Ok(Stored::Bytes(n)) if n == bytes.len() => {}
+                Ok(_) | Err(_) => return None,
+            }
+            if let Some(at) = memchr::memrchr(b'\n', bytes) {
+                return Some(start + at as u64 + 1);
+            }
+            end = start;
+        }
+        Some(taken)
+    }
+
     /// Nothing to read or write for now: drops memory that holds nothing that is needed.
     pub fn idle(&mut self) {
         self.core.index.shrink();

@@ -91,7 +91,7 @@ pub struct Dropped {
     /// Bytes.
     pub bytes: u64,
     /// Newlines among these bytes. `None` when they were on a disk that can no longer be read, or when a relay was
-    /// closed over bytes that nobody had taken.
+    /// closed, or cut, over bytes that nobody had taken.
     pub lines: Option<u64>,
 }
 

@@ -147,6 +147,10 @@ impl Relay {
         }
     }
 
+    pub(super) fn taken(&self) -> u64 {
+        self.taken
+    }
+
     pub(super) fn idle(&mut self, core: &mut Core) {
         self.segments.idle();
         if self.unsaved(core) == 0 {
@@ -171,6 +175,20 @@ impl Relay {
             self.dropped.add(left - unreadable, None);
             self.take(core, core.end);
         }
+    }
+
+    /// Drops the bytes from `at` on, which nobody has taken.
+    pub(super) fn forget_from(&mut self, core: &mut Core, at: u64) {
+        let unreadable = self.segments.unreadable_from(at);
+        self.dropped.add(core.end - at - unreadable, None);
+        core.ring.forget_from(at);
+        self.segments.forget_from(at);
+        // The rest of what they are in may have been taken long ago.
+        self.segments.release_before(self.taken);
+        core.index = core.index.split_before(at);
+        core.index.forget_before(self.taken);
+        core.end = at;
+        self.settle(core);
     }
 
     /// Reads bytes before the ring's start.

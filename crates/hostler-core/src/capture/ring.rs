@@ -137,6 +137,13 @@ impl Ring {
         }
     }
 
+    /// Drops the bytes from `offset` on.
+    pub(super) fn forget_from(&mut self, offset: u64) {
+        let gone = self.end.saturating_sub(offset);
+        self.len -= gone.min(self.len as u64) as usize;
+        self.end -= gone;
+    }
+
     /// Drops everything and hands the buffer to the pool.
     pub(super) fn clear(&mut self) {
         self.first = 0;

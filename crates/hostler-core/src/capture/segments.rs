@@ -146,17 +146,33 @@ impl Segments {
     /// Removes the segments that end at or before `offset`.
     pub(super) fn release_before(&mut self, offset: u64) {
         while let Some(segment) = self.live.pop_front_if(|segment| segment.end() <= offset) {
-            let Some(disk) = &self.disk else { return };
-            let name = self.file_name(segment.number);
-            if let Err(error) = disk.remove(&name) {
-                tracing::warn!(file = %disk.path(&name).display(), %error, "failed to remove a spool file");
-            }
+            self.remove(segment.number);
+        }
+    }
+
+    /// Removes the bytes from `offset` on.
+    pub(super) fn forget_from(&mut self, offset: u64) {
+        while let Some(segment) = self.live.pop_back_if(|segment| segment.start >= offset) {
+            self.remove(segment.number);
+        }
+        if let Some(last) = self.live.back_mut() {
+            last.len = last.len.min(offset - last.start);
+            // A file that nobody can read behind a place, as far as it counts, ends before it.
+            last.broken_from = last.broken_from.filter(|from| *from < offset);
         }
     }
 
     /// Gives back memory that holds nothing.
     pub(super) fn idle(&mut self) {
         self.live.shrink_to_fit();
+    }
+
+    fn remove(&self, number: u64) {
+        let Some(disk) = &self.disk else { return };
+        let name = self.file_name(number);
+        if let Err(error) = disk.remove(&name) {
+            tracing::warn!(file = %disk.path(&name).display(), %error, "failed to remove a spool file");
+        }
     }
 
     fn file_name(&self, number: u64) -> String {

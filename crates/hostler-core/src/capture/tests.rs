@@ -235,6 +235,37 @@ proptest! {
     }
 
     #[test]
+    fn a_relay_that_is_cut_delivers_all_before_the_cut_and_counts_the_rest(
+        (quota, buffer, most) in sizes(),
+        ops in prop::collection::vec((1..9000_usize, 0..9000_u64), 0..40),
+        (least, room) in (0..100_000_u64, 0..9000_u64),
+    ) {
+        let mut rig = Rig::new(Policy::Relay, quota, buffer);
+        rig.disk.0.lock().most = most;
+        let mut taken = 0;
+        for (write, take) in ops {
+            rig.write(write);
+            taken = (taken + take).min(rig.input.len() as u64);
+            rig.log.take(taken);
+        }
+        let whole = rig.input.len() as u64;
+        rig.log.cut(least, least + room);
+        rig.log.end();
+        let Status { end, line_end, .. } = rig.log.status();
+        prop_assert_eq!(rig.log.totals().dropped.bytes, whole - end);
+        prop_assert!(least.max(taken).min(whole) <= end && end <= (least + room).max(taken));
+        rig.input.truncate(end as usize);
+        let last = memchr::memrchr(b'\n', &rig.input).map_or(0, |at| at as u64 + 1);
+        prop_assert!(line_end == last || line_end.max(last) <= taken, "{} and {}", line_end, last);
+        prop_assert!(end == whole || end == last || last <= least.max(taken), "at a line end where there is one");
+        while taken < end {
+            prop_assert_eq!(rig.read(&mut taken, 5000), 0);
+            rig.log.take(taken);
+        }
+        prop_assert_eq!((rig.account.used(), rig.disk.used()), (0, 0));
+    }
+
+    #[test]
     fn head_gap_and_tail_of_a_record_are_its_input(
         (quota, buffer, most) in sizes(),
         ops in prop::collection::vec(op(1), 0..120),

@@ -48,6 +48,10 @@ impl Story {
         self.drainer.resumed(Stream::Stdout, self.at(ms))
     }
 
+    fn taken(&mut self, ms: u64, upto: u64) -> Drain {
+        self.drainer.taken(Stream::Stdout, upto, self.at(ms))
+    }
+
     fn tick(&mut self, ms: u64) -> Drain {
         self.drainer.tick(self.at(ms))
     }
@@ -150,14 +154,58 @@ fn a_read_never_finishes_a_drain_and_one_answered_by_done_is_late() {
 }
 
 #[test]
-fn the_clock_stands_still_while_reading_is_paused() {
+fn the_clocks_stand_still_while_reading_is_paused_over_bytes_of_the_root() {
     let mut story = Story::new(BOTH);
+    let _ = story.read(0, 10);
     let _ = story.exited(0, 0, 0);
     assert_eq!(story.paused(100), Drain::Grace { until: None });
     assert_eq!(story.tick(90_000), Drain::Grace { until: None });
     assert_eq!(story.drainer.deadline(), None);
     assert_eq!(story.resumed(100_000), story.grace(100_150));
     assert_eq!(story.tick(100_150), SILENCE);
+}
+
+#[test]
+fn a_flood_that_holds_itself_back_is_read_for_one_second_at_most() {
+    let mut story = Story::new(BOTH);
+    let _ = story.read(0, 1000);
+    let _ = story.exited(0, 10, 0);
+    let _ = story.read(1, 500);
+    // The reader is behind: what it has not taken is the root's.
+    assert_eq!(story.paused(2), Drain::Grace { until: None });
+    assert_eq!(story.taken(3000, 1009), Drain::Grace { until: None });
+    assert_eq!(story.taken(5000, 1010), story.grace(5999), "the last byte of the root is taken");
+    // It takes on, and the flood fills what it leaves.
+    for ms in (5100..5900).step_by(100) {
+        let _ = story.resumed(ms);
+        let _ = story.read(ms, 500);
+        assert_eq!(story.paused(ms + 1), story.grace(5999));
+    }
+    assert_eq!(story.tick(5998), story.grace(5999));
+    assert_eq!(story.tick(5999), LIMIT);
+}
+
+#[test]
+fn silence_is_no_sign_while_nobody_listens() {
+    let mut story = Story::new(BOTH);
+    let _ = story.exited(0, 0, 0);
+    assert_eq!(story.paused(100), story.grace(1000));
+    assert_eq!(story.tick(400), story.grace(1000));
+    assert_eq!(story.resumed(500), story.grace(650));
+    assert_eq!(story.tick(650), SILENCE);
+}
+
+#[test]
+fn the_root_is_taken_when_both_streams_are_as_far_as_they_were_read() {
+    let mut story = Story::new(BOTH);
+    let _ = story.read(0, 10);
+    let _ = story.exited(0, 0, 30);
+    let _ = story.drainer.read(Stream::Stderr, 20, story.at(0));
+    // It ends short of what was said to lie in it.
+    let _ = story.ended(0, Stream::Stderr);
+    let _ = story.paused(100);
+    assert_eq!(story.taken(200, 10), Drain::Grace { until: None });
+    assert_eq!(story.drainer.taken(Stream::Stderr, 20, story.at(300)), story.grace(1200));
 }
 
 #[test]
@@ -172,6 +220,7 @@ fn a_pause_before_the_grace_does_not_lengthen_it() {
 #[test]
 fn the_clock_runs_again_when_the_last_paused_stream_goes_on_or_ends() {
     let mut story = Story::new(BOTH);
+    let _ = story.read(0, 10);
     let _ = story.exited(0, 0, 0);
     let _ = story.paused(50);
     let _ = story.drainer.paused(Stream::Stderr, story.at(60));
@@ -224,6 +273,7 @@ enum Event {
     Read(Stream, u64),
     Pause(Stream),
     Resume(Stream),
+    Take(Stream, u64),
     Wait(u64),
 }
 
@@ -235,6 +285,10 @@ struct ModelPipe {
     closed: bool,
     end_seen: bool,
     paused: bool,
+    read: u64,
+    taken: u64,
+    /// Of what was read, where the last byte of the root is, once it has exited.
+    root_read: u64,
 }
 
 /// Two pipes and the time that counts, in milliseconds, kept by sums instead of dates.
@@ -242,7 +296,8 @@ struct ModelPipe {
 struct Model {
     pipes: [ModelPipe; 2],
     exited: bool,
-    /// Unpaused time since every root byte was read, and since the last byte; `None` before.
+    /// Time since every root byte was read, but for pauses over some that are not taken; and unpaused time since the last
+    /// byte. `None` before.
     grace: Option<(u64, u64)>,
 }
 
@@ -253,6 +308,15 @@ impl Model {
 
     fn is_paused(&self) -> bool {
         self.pipes.iter().any(|p| p.paused && !p.end_seen)
+    }
+
+    fn is_held(&self) -> bool {
+        self.is_paused() && self.pipes.iter().any(|p| p.taken < p.root_read)
+    }
+
+    fn wait(&mut self, ms: u64) {
+        let (total_runs, silence_runs) = (u64::from(!self.is_held()), u64::from(!self.is_paused()));
+        self.grace = self.grace.map(|(total, silent)| (total + ms * total_runs, silent + ms * silence_runs));
     }
 
     fn root_is_read(&self) -> bool {
@@ -272,6 +336,7 @@ fn event() -> impl Strategy<Value = Event> {
         6 => (stream(), 1..3000_u64).prop_map(|(s, n)| Event::Read(s, n)),
         1 => stream().prop_map(Event::Pause),
         2 => stream().prop_map(Event::Resume),
+        3 => (stream(), 1..4000_u64).prop_map(|(s, n)| Event::Take(s, n)),
         4 => (0..400_u64).prop_map(Event::Wait),
     ]
 }
@@ -304,6 +369,8 @@ fn play(model: &mut Model, drainer: &mut Drainer, event: Event, now: Instant) {
                 return;
             }
             pipe.unread -= bytes;
+            pipe.read += bytes;
+            pipe.root_read += if exited { bytes.min(pipe.unread_of_root) } else { bytes };
             pipe.unread_of_root = pipe.unread_of_root.saturating_sub(bytes);
             if bytes == 0 {
                 pipe.end_seen = true;
@@ -321,10 +388,13 @@ fn play(model: &mut Model, drainer: &mut Drainer, event: Event, now: Instant) {
             model.pipe(stream).paused = false;
             drainer.resumed(stream, now)
         }
+        Event::Take(stream, bytes) => {
+            let pipe = model.pipe(stream);
+            pipe.taken = (pipe.taken + bytes).min(pipe.read);
+            drainer.taken(stream, pipe.taken, now)
+        }
         Event::Wait(ms) => {
-            if !model.is_paused() {
-                model.grace = model.grace.map(|(total, silent)| (total + ms, silent + ms));
-            }
+            model.wait(ms);
             drainer.tick(now)
         }
     };
@@ -343,14 +413,14 @@ fn expected(model: &Model, event: Event, before: Drain) -> Drain {
         let left = model.pipes.iter().map(|p| p.unread_of_root).sum();
         return if model.exited { Drain::RootBytes { left } } else { Drain::Reading };
     };
-    let ticked = matches!(event, Event::Wait(_)) && !model.is_paused();
+    let ticked = matches!(event, Event::Wait(_));
     // What was due first, were both due by the same tick.
     let silence_first = total - silent + 250 <= 1000;
     if model.pipes.iter().all(|p| p.end_seen) {
         EOF
-    } else if ticked && silence_first && silent >= 250 {
+    } else if ticked && !model.is_paused() && silence_first && silent >= 250 {
         SILENCE
-    } else if ticked && total >= 1000 {
+    } else if ticked && !model.is_held() && total >= 1000 {
         LIMIT
     } else {
         Drain::Grace { until: None }
@@ -374,7 +444,7 @@ proptest! {
                 other @ (Drain::Reading | Drain::RootBytes { .. } | Drain::Done(_)) => other,
             };
             prop_assert_eq!(found, expected(&model, event, before), "after {:?} at {} ms, {:?}", event, ms, model);
-            let runs = matches!(found, Drain::Grace { .. }) && !model.is_paused();
+            let runs = matches!(found, Drain::Grace { .. }) && !model.is_held();
             prop_assert_eq!(story.drainer.deadline().is_some(), runs);
             if let (Drain::Done(DrainReason::Silence | DrainReason::Limit), false) = (found, found == before) {
                 prop_assert!(model.root_is_read(), "every byte of the root comes first");

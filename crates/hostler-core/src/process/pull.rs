@@ -70,7 +70,9 @@ impl Process {
             stderr: self.0.stderr.as_deref(),
             finished: &|| self.0.is_finished(),
         };
-        source.pull(&mut self.0.pull.lock(), budget, longest_line, scratch, take)
+        let pulled = source.pull(&mut self.0.pull.lock(), budget, longest_line, scratch, take);
+        self.0.taken();
+        pulled
     }
 }
 

@@ -20,7 +20,7 @@ use tokio::sync::mpsc;
 use super::{Inner, Process};
 use crate::capture::{SeqCounter, Stream};
 use crate::cursor::SharedLog;
-use crate::drain::{Drain, DrainLimits, Drainer, Pending};
+use crate::drain::{Drain, DrainLimits, DrainReason, Drainer, Pending};
 use crate::lifecycle::{Input, Remains, StopCause};
 use crate::sys::{clock, reactor};
 
@@ -28,6 +28,9 @@ use crate::sys::{clock, reactor};
 const READ_BYTES: usize = 64 * 1024;
 /// Bytes that one process may read before others get their turn.
 const TURN_BYTES: usize = 256 * 1024;
+/// What a lingerer may have written and nobody has taken when its time is over, and is delivered nonetheless: as much as a
+/// pipe holds. A slow reader loses nothing of one that prints now and then, and is not kept busy by a flood.
+const LINGERING_BYTES: u64 = 64 * 1024;
 
 thread_local! {
     /// Reads go through one buffer a thread: a process that is silent costs none.
@@ -49,6 +52,8 @@ pub(crate) enum Mail {
     NoReader,
     /// The deadline has changed.
     Deadline,
+    /// The session's reader has taken something of what the drain waits for.
+    Taken,
 }
 
 /// The reading ends, non-blocking.
@@ -194,6 +199,7 @@ impl Pump {
             Event::Mail(Mail::Finished) => self.finished(),
             Event::Mail(Mail::NoReader) => self.process.close_unless_read(),
             Event::Mail(Mail::Gone | Mail::Deadline) => {}
+            Event::Mail(Mail::Taken) => self.look_at_reader(),
             Event::Ready(stream) => {
                 self.read(stream);
                 // Streams mostly end together: the other one is looked at without being told.
@@ -269,16 +275,39 @@ impl Pump {
 
     fn check(&mut self, drain: Drain) {
         match drain {
-            Drain::Done(_) if !self.drained && self.exited => {}
+            Drain::Done(reason) if !self.drained && self.exited => self.end_logs(reason),
             Drain::Done(_) | Drain::Reading | Drain::RootBytes { .. } | Drain::Grace { .. } => return,
         }
         self.drained = true;
-        self.process.stdout.end();
-        if let Some(log) = &self.process.stderr {
-            log.end();
-        }
         let held = self.stdout.is_some() || self.stderr.is_some();
         self.process.drained(if held { Remains::Lingerers } else { Remains::Nothing });
+    }
+
+    /// No byte more is in time. What a lingerer has written until its time was over is more than anybody may ever read.
+    fn end_logs(&mut self, reason: DrainReason) {
+        for stream in [Stream::Stdout, Stream::Stderr] {
+            let Some(log) = self.process.log(stream) else { continue };
+            match (reason, self.drainer.root_end(stream)) {
+                (DrainReason::Limit, Some(root_end)) => log.end_at(root_end, root_end + LINGERING_BYTES),
+                (DrainReason::Limit | DrainReason::Eof | DrainReason::Silence, _) => log.end(),
+            }
+        }
+    }
+
+    /// Tells the drain how far the session's reader is: bytes of the root that it has not taken stop the clock, those of a
+    /// lingerer do not.
+    fn look_at_reader(&mut self) {
+        if !self.exited || self.drained {
+            return;
+        }
+        // Before looking: what is taken from here on is told.
+        self.process.tell_of_takes();
+        for stream in [Stream::Stdout, Stream::Stderr] {
+            if let Some(log) = self.process.log(stream) {
+                let drain = self.drainer.taken(stream, log.taken(), clock::now());
+                self.check(drain);
+            }
+        }
     }
 
     /// The end is reported, by us or because the program never ran.
@@ -339,6 +368,7 @@ impl Pump {
     }
 
     fn pause(&mut self, stream: Stream) {
+        self.look_at_reader();
         let Some(reading) = self.slot(stream).as_mut() else { return };
         if !std::mem::replace(&mut reading.paused, true) {
             let drain = self.drainer.paused(stream, clock::now());
