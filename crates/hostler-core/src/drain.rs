@@ -266,6 +266,18 @@ impl Drainer {
         (self.stdout.pipe, self.stderr.pipe) == (Pipe::Ended, Pipe::Ended)
     }
 
+    /// Offset in the stream behind the last byte that was written before the root exited; `None` before the exit.
+    pub fn root_end(&self, stream: Stream) -> Option<u64> {
+        let flow = match stream {
+            Stream::Stdout => &self.stdout,
+            Stream::Stderr => &self.stderr,
+        };
+        match self.phase {
+            Phase::Reading => None,
+            Phase::Root | Phase::Grace { .. } | Phase::Done(_) => Some(flow.root_end),
+        }
+    }
+
     /// Moves on as far as the facts allow without time passing.
     fn advance(&mut self, now: Instant) -> Drain {
         match self.phase {

@@ -68,6 +68,7 @@ fn done_at_once_when_every_stream_ended_before_the_exit() {
     assert_eq!(story.ended(1, Stream::Stderr), Drain::Reading);
     assert_eq!(story.ended(2, Stream::Stdout), Drain::Reading);
     assert_eq!(story.exited(3, 0, 0), EOF);
+    assert_eq!(story.drainer.root_end(Stream::Stdout), Some(100));
 }
 
 #[test]
@@ -107,6 +108,8 @@ fn every_byte_of_the_root_is_read_first_however_long_the_reader_takes() {
     // Bytes of a descendant on one stream do not stand for the root's on the other.
     assert_eq!(story.drainer.read(Stream::Stderr, 500, story.at(3_600_002)), Drain::RootBytes { left: 70 });
     assert_eq!(story.read(7_200_000, 70), story.grace(7_200_250));
+    assert_eq!(story.drainer.root_end(Stream::Stdout), Some(1070));
+    assert_eq!(story.drainer.root_end(Stream::Stderr), Some(30));
 }
 
 #[test]
