@@ -32,6 +32,10 @@ impl Spares {
         }
     }
 
+    fn has_room(&self) -> bool {
+        self.0.lock().len() < MAX_SPARES
+    }
+
     /// Whether there was room.
     fn keep(&self, leaf: &Arc<Leaf>) -> bool {
         let mut spares = self.0.lock();
@@ -137,7 +141,8 @@ impl Leaf {
     /// Gives it back after its process has ended: to the spare ones if it is as it was made, else it is removed. Whether
     /// nothing lives in it any more.
     pub fn release(self: &Arc<Self>) -> bool {
-        let spares = self.spares.upgrade().filter(|_| self.is_as_made());
+        // Room first: at the end of a large session there is none for most, and nothing to look at.
+        let spares = self.spares.upgrade().filter(|spares| spares.has_room() && self.is_as_made());
         spares.is_some_and(|spares| spares.keep(self)) || self.remove().is_ok() || !self.populated()
     }
 
