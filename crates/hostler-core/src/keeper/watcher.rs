@@ -4,7 +4,7 @@
 //! take an answer (those queue). It is the only one who reaps, so what it signals under the lock of the books cannot
 //! be a reused pid. The keeper ends when its session is over *and* nothing lives below it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -540,6 +540,7 @@ impl Watcher {
     /// Kills the keeper's direct children, round after round, without asking whose they are: what is below them becomes
     /// a direct child by that. Faster than processes that fork and exit, which a walk with attribution is not.
     fn purge(&mut self, hunt: &mut Hunt) {
+        let mut sent = HashSet::new();
         for _ in 0..PURGE_ROUNDS {
             self.reap_all();
             let shared = Arc::clone(&self.shared);
@@ -547,11 +548,12 @@ impl Watcher {
             let strangers = shared.spawners_children.get();
             let Ok(adopted) = self.family.direct(&books, &shared.attempt, strangers) else { return };
             let roots = books.all(&shared.attempt).map(|(pid, _)| pid);
-            let all: Vec<i32> = adopted.into_iter().chain(roots).collect();
-            if all.is_empty() {
+            // Who has had it needs time to die, not another one.
+            let fresh: Vec<i32> = adopted.into_iter().chain(roots).filter(|pid| sent.insert(*pid)).collect();
+            if fresh.is_empty() {
                 return;
             }
-            for pid in all {
+            for pid in fresh {
                 if signal::send_child(pid, Signal::Kill.number()).is_ok() {
                     hunt.killed(pid);
                 }
