@@ -416,15 +416,16 @@ impl KeeperClient for Inner {
     }
 
     fn keeper_lost(&self, doubt: Option<Doubt>) {
-        self.facts.lock().doubt = doubt;
-        if self.facts.lock().life.state() == State::Starting {
-            let closed = self.link.was_closed();
-            return self.not_sent(if closed { SpawnError::SessionClosed } else { SpawnError::KeeperLost });
+        let (state, end) = {
+            let mut facts = self.facts.lock();
+            facts.doubt = doubt;
+            (facts.life.state(), facts.life.end())
+        };
+        match (state, end) {
+            (State::Starting, _) => self.not_sent(SpawnError::KeeperLost),
+            (_, Some(_)) => self.gone(),
+            (_, None) => self.exited_with(ExitStatus::KeeperLost, None, Pids::default()),
         }
-        if self.facts.lock().life.end().is_some() {
-            return self.gone();
-        }
-        self.exited_with(ExitStatus::KeeperLost, None, Pids::default());
     }
 
     fn kill_root(&self) {

@@ -38,7 +38,18 @@ const SWEEP_LIMIT: Duration = Duration::from_secs(5);
 const LOSS_SLACK: Duration = Duration::from_secs(1);
 
 /// Until what waits is tried again, when descriptors or memory were wanting.
-pub(super) const RETRY_PAUSE: Duration = Duration::from_millis(50);
+const RETRY_PAUSE: Duration = Duration::from_millis(50);
+
+/// Waits over an error of sending that may pass by itself.
+pub(super) async fn unless_it_may_pass(sent: io::Result<()>) -> io::Result<()> {
+    match sent {
+        Err(error) if packet::may_pass(&error) => {
+            tokio::time::sleep_until(clock::after(RETRY_PAUSE).into()).await;
+            Ok(())
+        }
+        sent => sent,
+    }
+}
 
 /// What a keeper tells one process.
 pub(crate) trait KeeperClient: Send + Sync + std::fmt::Debug {
@@ -92,8 +103,6 @@ struct State {
     next_ticket: u64,
     tickets: HashMap<u64, oneshot::Sender<Receipt>>,
     swept: bool,
-    /// The session's end was asked for.
-    was_closed: bool,
     /// Why there never was a keeper.
     not_started: Option<NoKeeper>,
     has_nursery: bool,
@@ -144,11 +153,6 @@ impl KeeperLink {
         });
         tokio::spawn(Arc::clone(&link).run(control));
         Ok((link, keeper_spawn, keeper_control))
-    }
-
-    /// Whether the session's end was asked for: what had not started then does not start.
-    pub(crate) fn was_closed(&self) -> bool {
-        self.state.lock().was_closed
     }
 
     pub(crate) fn is_lost(&self) -> bool {
@@ -223,7 +227,6 @@ impl KeeperLink {
         let request = request(ticket);
         if matches!(request, Control::Close { .. }) {
             state.phase = Phase::Closing;
-            state.was_closed = true;
         }
         state.tickets.insert(ticket, sender);
         let mut packet = Packet::control(&request);
@@ -355,13 +358,7 @@ impl KeeperLink {
 
     /// Sends what a full socket had left waiting. What keeps it from that and may pass is no loss.
     async fn drain(&self, queue: Queue) -> io::Result<()> {
-        match self.send_waiting(queue).await {
-            Err(error) if packet::may_pass(&error) => {
-                tokio::time::sleep_until(clock::after(RETRY_PAUSE).into()).await;
-                Ok(())
-            }
-            done => done,
-        }
+        unless_it_may_pass(self.send_waiting(queue).await).await
     }
 
     /// The socket's descriptor is in the reactor only meanwhile.

@@ -14,9 +14,8 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::Notify;
 
-use super::link::RETRY_PAUSE;
+use super::link::unless_it_may_pass;
 use super::protocol::StartKeeper;
-use crate::sys::clock;
 use crate::sys::packet::{self, Fds, Wait};
 use crate::sys::reactor;
 
@@ -82,13 +81,7 @@ impl NurserySocket {
     }
 
     async fn drain(&self) -> io::Result<()> {
-        match self.send_waiting().await {
-            Err(error) if packet::may_pass(&error) => {
-                tokio::time::sleep_until(clock::after(RETRY_PAUSE).into()).await;
-                Ok(())
-            }
-            done => done,
-        }
+        unless_it_may_pass(self.send_waiting().await).await
     }
 
     /// The descriptor is watched for room only meanwhile.

@@ -300,14 +300,6 @@ impl SessionGroup {
         files::kill(self.dir.as_fd(), &self.name)
     }
 
-    /// Waits until the session is empty, see [`Leaf::wait_empty`].
-    ///
-    /// # Errors
-    /// [`CgroupError::Open`], [`CgroupError::Read`].
-    pub fn wait_empty(&self, patience: Duration) -> Result<bool, CgroupError> {
-        files::wait_empty(self.dir.as_fd(), &self.name, patience)
-    }
-
     /// Removes the session's folder with all leaves, and the host's folder after its last session.
     ///
     /// # Errors

@@ -1,6 +1,6 @@
 //! The one place where drivers read the clocks; pure code is told what time it is.
 
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 /// The monotonic clock.
 #[expect(clippy::disallowed_methods, reason = "this is the edge that the lint points to")]
@@ -14,9 +14,4 @@ const FOR_EVER: Duration = Duration::from_hours(24 * 365 * 30);
 /// The moment that is `pause` away, or so far away that it does not come.
 pub fn after(pause: Duration) -> Instant {
     now() + pause.min(FOR_EVER)
-}
-
-/// Seconds since the Unix epoch.
-pub fn unix_seconds(time: SystemTime) -> f64 {
-    time.duration_since(SystemTime::UNIX_EPOCH).map_or(0.0, |d| d.as_secs_f64())
 }
