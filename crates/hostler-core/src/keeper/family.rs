@@ -111,6 +111,8 @@ pub(super) struct Family {
     seen: HashMap<(i32, u64), ProcessId>,
     /// The first failure of the last refresh.
     unseen: Option<i32>,
+    /// An adopted process was reaped, and whoever it belonged to has not been looked at since.
+    has_lost: bool,
 }
 
 impl Family {
@@ -122,6 +124,7 @@ impl Family {
             bereft: HashMap::new(),
             seen: HashMap::new(),
             unseen: None,
+            has_lost: false,
         }
     }
 
@@ -153,7 +156,7 @@ impl Family {
             for pid in now {
                 // Dead ones go at once: those that fork and exit all the time would fill the list faster than it is read.
                 if wait::reap_ended(pid) {
-                    self.adopted.remove(&pid);
+                    self.reaped(pid);
                     look_again = true;
                     continue;
                 }
@@ -349,11 +352,12 @@ impl Family {
     /// Its pid may be given to somebody else from here on, whether or not the next look succeeds.
     pub(super) fn reaped(&mut self, pid: i32) {
         self.adopted.remove(&pid);
+        self.has_lost = true;
     }
 
-    /// What the last look could not see, as errno(3) numbers it.
-    pub(super) fn unseen(&self) -> Option<i32> {
-        self.unseen
+    /// Whether an adopted process was reaped since this was last asked: somebody may have nobody left.
+    pub(super) fn has_lost(&mut self) -> bool {
+        std::mem::take(&mut self.has_lost)
     }
 
     /// Whether the last look has failed for a reason that may pass. What may not be looked at never can be.

@@ -82,7 +82,7 @@ impl Hunt {
         self.finished
     }
 
-    /// Records who was killed, or had just ended.
+    /// Records who got the signal.
     pub(super) fn killed(&mut self, pid: i32) {
         self.signalled.insert(pid);
     }

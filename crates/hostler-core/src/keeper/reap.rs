@@ -25,7 +25,6 @@ pub(super) struct Exit {
 #[derive(Default)]
 pub(super) struct Reaped {
     pub(super) exits: Vec<Exit>,
-    pub(super) adopted_ended: bool,
     pub(super) left: Left,
 }
 
@@ -65,7 +64,6 @@ pub(super) fn reap(shared: &Shared, family: &mut Family) -> Reaped {
             Known::Adopted => {
                 wait::reap(pid);
                 family.reaped(pid);
-                reaped.adopted_ended = true;
                 continue;
             }
         };

@@ -270,7 +270,8 @@ impl Watcher {
         if let Some(pid) = books.pid_of(id, &shared.attempt) {
             let sent = signal::send_child_group(pid, signal.number()).is_ok()
                 || signal::send_child(pid, signal.number()).is_ok();
-            return (sent.then_some(pid).into_iter().collect(), self.family.unseen());
+            // Nobody was looked at, so nobody was overlooked.
+            return (sent.then_some(pid).into_iter().collect(), None);
         }
         drop(books);
         self.signal_tree(id, signal)
@@ -327,7 +328,9 @@ impl Watcher {
     /// Reaps whatever has ended, tells the host about roots, and sees who is left of those.
     fn reap_all(&mut self) {
         loop {
-            let Reaped { exits, adopted_ended, left } = reap::reap(&self.shared, &mut self.family);
+            let Reaped { exits, left } = reap::reap(&self.shared, &mut self.family);
+            // Reaped here, or by a look since.
+            let adopted_ended = self.family.has_lost();
             let early = exits.iter().any(|exit| exit.early);
             let look_again = self.look_at.is_some_and(|at| at <= clock::now());
             if !exits.is_empty() || ((adopted_ended || look_again) && self.family.has_bereft()) {
@@ -454,6 +457,8 @@ impl Watcher {
             match self.hunt_pass(hunt, now) {
                 Pass::Again(at) => *next = at,
                 Pass::Done | Pass::GaveUp => {
+                    // Whoever hears of the end finds the places of the dead free.
+                    self.reap_all();
                     let unattributed = match hunt.quarry {
                         Quarry::Process(_) => self.family.unattributed(),
                         // Whoever is left is named, and nobody asked whose it is.
@@ -506,11 +511,9 @@ impl Watcher {
         }
         let mut look = self.find(hunt.quarry);
         for member in &look.members {
-            match self.send(*member, Signal::Kill) {
-                Ok(()) => hunt.killed(member.pid),
-                Err(error) if error.raw_os_error() == Some(libc::ESRCH) => hunt.killed(member.pid),
-                // It will be found again, and named in the end.
-                Err(_) => {}
+            // One that could not be signalled has just ended, or is found again and named in the end.
+            if self.send(*member, Signal::Kill).is_ok() {
+                hunt.killed(member.pid);
             }
         }
         if hunt.quarry == Quarry::Everyone && look.members.is_empty() {

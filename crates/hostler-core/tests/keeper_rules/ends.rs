@@ -75,3 +75,23 @@ async fn a_child_that_was_given_to_the_keeper_itself_is_stopped_with_its_process
         assert_eq!(token.pids(), [0_i32; 0]);
     }
 }
+
+#[tokio::test]
+async fn the_place_of_a_lingerer_is_free_when_its_kill_is_answered() {
+    let env = TestEnv::new();
+    for host in [start_host(&env), start_host_without_groups(&env)] {
+        let token = Token::new("place-of-lingerer");
+        let _left = NoProcessLeft::new(&token);
+        let session = host.open_session(SessionOptions { max_processes: 1, ..SessionOptions::record() });
+        for round in 0..RACES {
+            // The root ends at once; the child that holds its pipes, and with them its place, is killed.
+            let script = "sleep 600 & exit 3";
+            let started = session.spawn(SpawnSpec::new(["sh", "-c", script, token.as_str()])).await;
+            let process = started.unwrap_or_else(|error| panic!("round {round}: {error:?}"));
+            process.ended().await;
+            let receipt = process.stop(StopCause::Request, Duration::ZERO).await;
+            assert_eq!((receipt.survivors.total, receipt.doubt), (0, None), "round {round}");
+        }
+        session.close(GRACE).await;
+    }
+}
