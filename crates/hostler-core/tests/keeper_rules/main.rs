@@ -1,12 +1,13 @@
 //! The rules of nursery and keepers where something is wrong around them: a host that was started badly, an exec
 //! that hangs, helpers that are killed or stopped, a host that is pid 1, requests at the kernel's limits, and what dead
-//! hosts leave behind. What happens on good days is in `keeper.rs`, every way to escape in `orphans.rs`.
+//! hosts leave behind; and what a keeper does on good days. Every way to escape is in `orphans.rs`.
 #![expect(clippy::unwrap_used, reason = "tests")]
 #![expect(clippy::disallowed_methods, reason = "tests start hosts and read the clock")]
 
 mod bad_starts;
 mod container;
 mod ends;
+mod good_days;
 mod hung_exec;
 mod leftovers;
 mod lost_helpers;

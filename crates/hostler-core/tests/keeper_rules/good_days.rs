@@ -1,6 +1,4 @@
-//! The rules of nursery and keepers, each by what can be seen from outside.
-#![expect(clippy::unwrap_used, reason = "tests")]
-#![expect(clippy::disallowed_methods, reason = "tests start hosts and read the clock")]
+//! What a keeper does for programs on good days, each by what can be seen from outside.
 
 use std::ffi::OsString;
 use std::fs;
@@ -8,62 +6,13 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use hostler_core::{
-    CursorRead, End, Exit, HelperProgram, Host, HostOptions, Nursery, Outcome, Places, Process, Session,
-    SessionOptions, SpawnError, SpawnSpec, StopCause, Stream, outcome,
-};
+use hostler_core::{End, Exit, Outcome, SessionOptions, SpawnError, SpawnSpec, StopCause, outcome};
 use hostler_testkit::{
     DeadFuse, Embedder, NoProcessLeft, TestEnv, Token, bin, children_of, evil, fd_count, is_alive, wait_until,
 };
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 
-const MAX: Duration = Duration::from_secs(20);
-const GRACE: Duration = Duration::from_millis(100);
-
-/// A host in this process, whose helpers run the test program that knows how.
-fn start_host(env: &TestEnv) -> Host {
-    let nursery = Nursery::start(HelperProgram::Path(bin("embedder"))).unwrap();
-    let places = Places { xdg_state_home: Some(env.state_home()), home: None, tmpdir: Some(env.tmp()) };
-    Host::start(nursery, HostOptions { places, ..HostOptions::default() }).unwrap()
-}
-
-async fn text(process: &Process) -> String {
-    let mut cursor = process.cursor(Stream::Stdout).unwrap();
-    let (mut text, mut buffer) = (Vec::new(), vec![0; 65536]);
-    while let CursorRead::Chunk(n) = cursor.next(&mut buffer).await.unwrap() {
-        text.extend_from_slice(&buffer[..n]);
-    }
-    String::from_utf8(text).unwrap()
-}
-
-async fn ready(process: &Process) {
-    let mut cursor = process.cursor(Stream::Stdout).unwrap();
-    let mut buffer = [0; 6];
-    assert_eq!(cursor.next(&mut buffer).await.unwrap(), CursorRead::Chunk(6));
-    assert_eq!(&buffer, b"ready\n");
-}
-
-async fn evil_process(session: &Session, mode: &str, token: &Token) -> Process {
-    let argv: [OsString; 3] = [evil().into(), mode.into(), token.as_str().into()];
-    let process = session.spawn(SpawnSpec::new(argv)).await.unwrap();
-    ready(&process).await;
-    process
-}
-
-async fn run(session: &Session, script: &str) -> String {
-    let process = session.spawn(SpawnSpec::new(["sh", "-c", script])).await.unwrap();
-    process.finished().await;
-    text(&process).await
-}
-
-/// The session's keeper. The nursery says who that is on its own time: a process may run before it has.
-async fn keeper_of(session: &Session) -> i32 {
-    hostler_testkit::wait_until_async("the keeper's pid", MAX, async || session.keeper_pid()).await
-}
-
-fn kill(pid: i32, signal: Signal) {
-    kill_process(Pid::from_raw(pid).unwrap(), signal).unwrap();
-}
+use crate::{GRACE, MAX, evil_process, keeper_of, kill, output, ready, run, start_host};
 
 /// The embedder after `setup` has run in the shell that becomes it.
 fn embedder_after(env: &TestEnv, setup: &str) -> Embedder {
@@ -238,7 +187,10 @@ async fn programs_start_in_the_host_s_folder_or_where_they_are_told() {
     assert_eq!(run(&session, "pwd -P").await.trim_end(), here.to_str().unwrap());
     let relative = SpawnSpec { cwd: Some("src".into()), ..SpawnSpec::new(["pwd", "-P"]) };
     let process = session.spawn(relative).await.unwrap();
-    assert_eq!(text(&process).await.trim_end(), here.join("src").to_str().unwrap());
+    assert_eq!(
+        String::from_utf8(output(&process).await).unwrap().trim_end(),
+        here.join("src").to_str().unwrap()
+    );
     session.close(GRACE).await;
 }
 
@@ -253,7 +205,7 @@ async fn what_is_larger_than_a_packet_arrives_whole_and_what_is_too_large_is_tol
     argv.extend(std::iter::repeat_n(word.clone(), 9));
     let env_entry = (OsString::from("LONG"), OsString::from(&word));
     let process = session.spawn(SpawnSpec { env: vec![env_entry], ..SpawnSpec::new(argv) }).await.unwrap();
-    assert_eq!(text(&process).await, "9\n900008\n");
+    assert_eq!(output(&process).await, b"9\n900008\n");
     let too_long = SpawnSpec::new(["true".to_owned(), "x".repeat(131_072)]);
     match session.spawn(too_long).await {
         Err(error @ SpawnError::TooLarge { longest: 131_073, max_string: 131_072, .. }) => {
