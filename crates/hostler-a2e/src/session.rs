@@ -165,7 +165,7 @@ impl A2eSession {
             Step::StatusOne { req_id, proc_id } => {
                 let asked = asked(&req_id, proc_id.as_str());
                 let reply = match self.find(&proc_id) {
-                    Some(process) => Reply::status(req_id, proc_id, fate(process.end())),
+                    Some(process) => Reply::status(req_id, proc_id, fate(&process)),
                     None => Reply::status_unknown(req_id, proc_id),
                 };
                 self.answer(&reply, &asked, out);
@@ -257,7 +257,7 @@ impl A2eSession {
             let since_epoch = started_at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
             let started_at = Timestamp::from_unix(since_epoch);
             let command = words::command(&command, share);
-            Some(ProcStatus::new(proc_id(id), command, pid, fate(process.end()), started_at))
+            Some(ProcStatus::new(proc_id(id), command, pid, fate(&process), started_at))
         };
         processes.into_iter().filter_map(entry).collect()
     }
@@ -326,7 +326,7 @@ impl A2eSession {
             KillSignal::Int => Signal::Int,
         };
         let signalling = process.signal(signal, KILL_PATIENCE);
-        self.under_way.kill(asked, async move { Completion::Killed { result: signalling.await } });
+        self.under_way.kill(asked, async move { Completion::Killed { process, result: signalling.await } });
     }
 
     fn complete(&mut self, mut asked: Asked, done: Completion, out: &mut Vec<u8>) {
@@ -354,8 +354,8 @@ impl A2eSession {
                 };
                 self.answer(&reply, &asked, out);
             }
-            Completion::Killed { result } => {
-                let reply = kill_reply(asked.req_id.clone(), result);
+            Completion::Killed { process, result } => {
+                let reply = kill_reply(asked.req_id.clone(), &process, result);
                 self.answer(&reply, &asked, out);
             }
             // Nobody's request.
@@ -387,8 +387,16 @@ impl A2eSession {
         match pulled {
             Ok(Pulled::More) => process.requeue(),
             Ok(Pulled::Idle) => {}
+            Ok(Pulled::Lost { stream, bytes }) => {
+                Reply::output_lost(proc_id(process.id()), words::stream_type(stream), bytes).push_line(
+                    &mut self.ids,
+                    now(),
+                    out,
+                );
+                process.requeue();
+            }
             Ok(Pulled::Finished) => {
-                if let Some(terminal) = fate(process.end()).terminal() {
+                if let Some(terminal) = fate(process).terminal() {
                     encoder.terminal(terminal, out);
                 }
                 self.watched.remove(&process.id());

@@ -101,6 +101,10 @@ impl Drop for Readership {
 ///         // Others get their turn first.
 ///         Pulled::More => process.requeue(),
 ///         Pulled::Idle => {}
+///         Pulled::Lost { stream, bytes } => {
+///             println!("{stream:?}: the disk has lost {bytes} bytes here");
+///             process.requeue();
+///         }
 ///         Pulled::Finished => break,
 ///     }
 /// }
@@ -183,6 +187,14 @@ pub enum Pulled {
     More,
     /// Everything that can be taken now was taken.
     Idle,
+    /// Behind what was taken, bytes are missing that waited on a disk, which does not give them back: somebody has cut the
+    /// file, or the disk fails. Said at the place where they are missing; pull again for what is behind it.
+    Lost {
+        /// Which stream they are of.
+        stream: Stream,
+        /// How many.
+        bytes: u64,
+    },
     /// All output was taken and the process has ended; said once.
     Finished,
 }

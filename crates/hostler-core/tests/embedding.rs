@@ -113,7 +113,8 @@ async fn relayed(session: Session, seeds: std::ops::Range<usize>) {
             taken
         });
         match pulled.unwrap() {
-            Pulled::More => process.requeue(),
+            // What is lost is missing in the comparison below.
+            Pulled::More | Pulled::Lost { .. } => process.requeue(),
             Pulled::Idle => {}
             Pulled::Finished => left -= 1,
         }

@@ -53,7 +53,8 @@ async fn read_a_flood(name: &str, reader: Reader) -> ([Vec<u8>; 2], Duration) {
             taken
         });
         match pulled.unwrap() {
-            Pulled::More => process.requeue(),
+            // What is lost is missing in the comparison below.
+            Pulled::More | Pulled::Lost { .. } => process.requeue(),
             Pulled::Idle => {}
             Pulled::Finished => break,
         }

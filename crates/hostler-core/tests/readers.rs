@@ -69,7 +69,8 @@ async fn read_to_the_end(outputs: &Outputs) -> Vec<u8> {
                 chunk.bytes.len()
             });
             match pulled.unwrap() {
-                Pulled::More => process.requeue(),
+                // Those who read here compare what they get.
+                Pulled::More | Pulled::Lost { .. } => process.requeue(),
                 Pulled::Idle => {}
                 Pulled::Finished => return,
             }

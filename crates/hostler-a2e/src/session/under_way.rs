@@ -37,6 +37,7 @@ pub(super) enum Completion {
         result: Result<(), WriteError>,
     },
     Killed {
+        process: Process,
         result: Signalled,
     },
     /// The output of this one may be read again.

@@ -47,6 +47,13 @@ pub(super) fn pid_of(process: &Process) -> u32 {
     process.pid().and_then(|pid| u32::try_from(pid).ok()).unwrap_or(0)
 }
 
+pub(super) fn stream_type(stream: hostler_core::Stream) -> &'static str {
+    match stream {
+        hostler_core::Stream::Stdout => "stdout",
+        hostler_core::Stream::Stderr => "stderr",
+    }
+}
+
 fn code_of(status: ExitStatus) -> i32 {
     match status {
         ExitStatus::Code(code) => code,
@@ -55,8 +62,17 @@ fn code_of(status: ExitStatus) -> i32 {
     }
 }
 
+/// What is known of a process. Whole output is part of a success.
+pub(super) fn fate(process: &Process) -> Fate {
+    whole(fate_of(process.end()), process)
+}
+
+fn whole(fate: Fate, process: &Process) -> Fate {
+    if fate == (Fate::Exited { code: 0 }) && process.lost_output() > 0 { Fate::Torn } else { fate }
+}
+
 /// The core's ends in the words of the wire.
-pub(super) fn fate(end: Option<End>) -> Fate {
+fn fate_of(end: Option<End>) -> Fate {
     match end {
         None => Fate::Running,
         Some(End::Exited(Exit { status, outcome })) => match outcome {
@@ -109,13 +125,15 @@ pub(super) fn write_refusal(error: WriteError) -> WriteRefusal {
     }
 }
 
-pub(super) fn kill_reply(req_id: ReqId, result: Signalled) -> Reply {
+pub(super) fn kill_reply(req_id: ReqId, process: &Process, result: Signalled) -> Reply {
     let pids = |pids: Pids| pids.pids.into_iter().filter_map(|pid| u32::try_from(pid).ok()).collect();
     let (fate, receipt) = match result {
         // What ended by or during a kill counts as killed, whatever its own status says.
-        Signalled::Ended { end, receipt } => (fate(Some(end)), receipt),
+        Signalled::Ended { end, receipt } => (fate_of(Some(end)), receipt),
         Signalled::Alive { receipt } => (Fate::Running, receipt),
-        Signalled::AlreadyEnded { end } => return Reply::kill_ended(req_id, fate(Some(end))),
+        Signalled::AlreadyEnded { end } => {
+            return Reply::kill_ended(req_id, whole(fate_of(Some(end)), process));
+        }
     };
     let Receipt { signalled: _, survivors, unattributed, doubt } = receipt;
     let left = Left { survivors: pids(survivors), unattributed: pids(unattributed) };

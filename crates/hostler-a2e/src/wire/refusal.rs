@@ -22,6 +22,8 @@ pub enum EnvelopeCode {
     Unauthorized,
     /// The handshake did not ask for the capability.
     CapabilityMissing,
+    /// Nobody's request: output of a process was lost on its way to the client.
+    OutputLost,
 }
 
 impl EnvelopeCode {
@@ -33,6 +35,7 @@ impl EnvelopeCode {
             Self::SchemaViolation => "schema_violation",
             Self::Unauthorized => "unauthorized",
             Self::CapabilityMissing => "capability_missing",
+            Self::OutputLost => "output_lost",
         }
     }
 }

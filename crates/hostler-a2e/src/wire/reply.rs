@@ -149,6 +149,7 @@ impl Reply {
             Fate::Lost => {
                 "the keeper that watched the process was lost, and its exit code with it".to_owned()
             }
+            Fate::Torn => "part of the output was lost on the disk; an error has said where".to_owned(),
             Fate::Running | Fate::Exited { .. } | Fate::Killed { .. } | Fate::TimedOut { .. } => {
                 String::new()
             }
@@ -188,6 +189,19 @@ impl Reply {
         Self::error(req_id, denied.code(), denied.to_string(), denied.capability_name(), Subject::Processes)
     }
 
+    /// `error` in the place of output that was lost. It answers no request.
+    pub fn output_lost(proc_id: ProcId, stream_type: &'static str, bytes: u64) -> Self {
+        let message = format!(
+            "{bytes} bytes of {stream_type} are missing here: the file in the state folder in which they waited for the \
+             client was cut, or its disk fails; read faster, or set HOSTLER_RUNTIME_STATE_DIR to another place"
+        );
+        let code = EnvelopeCode::OutputLost.word();
+        let detail = Detail::Lost { proc_id, stream_type, bytes };
+        let subject = Subject::Processes;
+        let body = ErrorBody { code, message, detail, retryable: false, capability_name: "proc", subject };
+        Self { req_id: ReqId::new(""), body: Body::Error(body), outcome: Outcome::Failure(Some(code)) }
+    }
+
     fn error(
         req_id: ReqId,
         code: EnvelopeCode,
@@ -195,7 +209,7 @@ impl Reply {
         capability_name: &'static str,
         subject: Subject,
     ) -> Self {
-        let (code, detail) = (code.word(), Empty {});
+        let (code, detail) = (code.word(), Detail::Nothing {});
         let body = ErrorBody { code, message, detail, retryable: false, capability_name, subject };
         Self { req_id, body: Body::Error(body), outcome: Outcome::Failure(Some(code)) }
     }
@@ -358,7 +372,7 @@ struct StatusBody {
 struct ErrorBody {
     code: &'static str,
     message: String,
-    detail: Empty,
+    detail: Detail,
     retryable: bool,
     capability_name: &'static str,
     #[serde(skip)]
@@ -374,6 +388,12 @@ enum Subject {
     Other,
 }
 
-/// `{}`
+/// What an `error` says beyond its message.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-struct Empty {}
+#[serde(untagged)]
+enum Detail {
+    /// `{}`
+    Nothing {},
+    /// Which bytes are missing.
+    Lost { proc_id: ProcId, stream_type: &'static str, bytes: u64 },
+}

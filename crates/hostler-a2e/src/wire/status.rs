@@ -30,6 +30,8 @@ pub enum Fate {
     },
     /// It ended with the keeper that watched it, so its own exit code is not known.
     Lost,
+    /// It ended on its own with 0, but part of its output was lost: nobody may take that for a success.
+    Torn,
 }
 
 impl Fate {
@@ -41,7 +43,7 @@ impl Fate {
             Self::Exited { .. } => StatusWord::Failed,
             Self::Killed { .. } => StatusWord::Killed,
             Self::TimedOut { .. } => StatusWord::TimedOut,
-            Self::Lost => StatusWord::Error,
+            Self::Lost | Self::Torn => StatusWord::Error,
         }
     }
 
@@ -50,7 +52,7 @@ impl Fate {
         match self {
             Self::Running => ProcState::Running,
             Self::Exited { code: 0 } | Self::Killed { .. } => ProcState::Stopped,
-            Self::Exited { .. } | Self::Lost => ProcState::Crashed,
+            Self::Exited { .. } | Self::Lost | Self::Torn => ProcState::Crashed,
             Self::TimedOut { .. } => ProcState::TimedOut,
         }
     }
@@ -59,20 +61,22 @@ impl Fate {
     pub fn exit_code(self) -> Option<i32> {
         match self {
             Self::Exited { code } | Self::Killed { code } | Self::TimedOut { code } => Some(code),
+            Self::Torn => Some(0),
             Self::Running | Self::Lost => None,
         }
     }
 
     /// The last event of a process that ended so; `None` while it runs.
     ///
-    /// A lost process counts as ended by SIGKILL: that is what the nursery does with what a dead keeper leaves.
+    /// A lost process counts as ended by SIGKILL: that is what the nursery does with what a dead keeper leaves. Where output
+    /// was lost, the same code says that the host does not answer for the end.
     pub fn terminal(self) -> Option<Terminal> {
         const LOST: i32 = -9;
         match self {
             Self::Running => None,
             Self::Exited { code } => Some(Terminal::Exit(code)),
             Self::Killed { .. } | Self::TimedOut { .. } => Some(Terminal::Killed),
-            Self::Lost => Some(Terminal::Exit(LOST)),
+            Self::Lost | Self::Torn => Some(Terminal::Exit(LOST)),
         }
     }
 }
@@ -273,6 +277,7 @@ mod tests {
             (Fate::Killed { code: 0 }, "killed", "stopped", Some(0), Some(Terminal::Killed)),
             (Fate::TimedOut { code: -9 }, "timedout", "timedout", Some(-9), Some(Terminal::Killed)),
             (Fate::Lost, "error", "crashed", None, Some(Terminal::Exit(-9))),
+            (Fate::Torn, "error", "crashed", Some(0), Some(Terminal::Exit(-9))),
         ];
         for (fate, status, state, code, terminal) in table {
             assert_eq!(fate.status().word(), status, "{fate:?}");

@@ -211,12 +211,14 @@ fn error_envelopes_have_every_field() {
             Reply::denied(req(), Denied::CapabilityMissing),
             Reply::malformed(ReqId::new(""), &Malformed::LineTooLong { limit: 16 << 20 }),
             Reply::malformed(ReqId::new(""), &Malformed::NotUtf8 { offset: 12 }),
+            Reply::output_lost(proc(), "stdout", 4711),
         ]),
         @r#"
     {"type":"error","req_id":"p1","code":"unauthorized","message":"no handshake yet; send handshake/req with \"proc\" in agent_caps first","detail":{},"retryable":false,"capability_name":""}
     {"type":"error","req_id":"p1","code":"capability_missing","message":"capability proc was not negotiated; send handshake/req again with \"proc\" in agent_caps","detail":{},"retryable":false,"capability_name":"proc"}
     {"type":"error","req_id":"","code":"invalid_message","message":"the line is longer than 16777216 bytes; split the data over several messages","detail":{},"retryable":false,"capability_name":""}
     {"type":"error","req_id":"","code":"parse_error","message":"the line is no UTF-8 from byte 12 on; send one JSON object per line in UTF-8","detail":{},"retryable":false,"capability_name":""}
+    {"type":"error","req_id":"","code":"output_lost","message":"4711 bytes of stdout are missing here: the file in the state folder in which they waited for the client was cut, or its disk fails; read faster, or set HOSTLER_RUNTIME_STATE_DIR to another place","detail":{"proc_id":"c0ffee","stream_type":"stdout","bytes":4711},"retryable":false,"capability_name":"proc"}
     "#
     );
 }

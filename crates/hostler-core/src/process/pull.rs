@@ -1,7 +1,7 @@
 //! How the session's own reader takes a process's output: whole lines, both streams in the order of the reads.
 
 use super::Process;
-use crate::capture::{CaptureState, ReadError, Status, Stream, View};
+use crate::capture::{CaptureState, Hole, ReadError, Status, Stream, View};
 use crate::cursor::{Armed, SharedLog};
 use crate::outputs::{Chunk, Flush, Pulled};
 
@@ -13,6 +13,8 @@ const CHUNK_BYTES: usize = 256 * 1024;
 pub(super) struct Positions {
     stdout: Position,
     stderr: Position,
+    /// Bytes that the disk has lost before the reader could have them.
+    lost: u64,
     finished: bool,
 }
 
@@ -41,6 +43,24 @@ struct Due {
     seq: u64,
     /// Where the reads of the other stream come in between.
     run_end: u64,
+}
+
+/// How far a chunk has brought the reader.
+#[derive(Clone, Copy)]
+struct Given {
+    at: u64,
+    /// Bytes before `at` that nobody can have.
+    lost: u64,
+}
+
+impl Given {
+    fn to(at: u64) -> Self {
+        Self { at, lost: 0 }
+    }
+
+    fn across(hole: Hole, at: u64) -> Self {
+        Self { at: hole.to, lost: hole.to - at }
+    }
 }
 
 /// What is pulled from.
@@ -74,6 +94,11 @@ impl Process {
         self.0.taken();
         pulled
     }
+
+    /// Bytes of its output that the disk has lost before the session's reader could have them: it was told where.
+    pub fn lost_output(&self) -> u64 {
+        self.0.pull.lock().lost
+    }
 }
 
 impl<'a> Source<'a> {
@@ -94,11 +119,15 @@ impl<'a> Source<'a> {
                 Some(due) => {
                     let at = positions.of(due.stream).at;
                     let Some(log) = self.log(due.stream) else { return Ok(Pulled::Idle) };
-                    let taken = give(log, at, &due, longest_line, scratch, &mut take)?;
+                    let Given { at: taken, lost } = give(log, at, &due, longest_line, scratch, &mut take)?;
                     // A piece may begin with what cannot be cut, such as half a character: it is offered again when
                     // there is more of it, or this loop would never end.
                     let refused = (taken == at).then_some((due.flush, due.end));
                     *positions.of(due.stream) = Position { at: taken, refused };
+                    if lost > 0 {
+                        positions.lost += lost;
+                        return Ok(Pulled::Lost { stream: due.stream, bytes: lost });
+                    }
                     left = left.saturating_sub(usize::try_from(taken - at).unwrap_or(usize::MAX));
                 }
                 None if (self.finished)() && self.all_taken(positions) => {
@@ -181,7 +210,7 @@ fn flush_of(log: &SharedLog, status: &Status, position: Position, longest_line: 
     (refused != Some((flush, status.end))).then_some(flush)
 }
 
-/// Gives one chunk and returns the new position.
+/// Gives one chunk, or goes across a hole.
 fn give(
     log: &SharedLog,
     at: u64,
@@ -189,49 +218,52 @@ fn give(
     longest_line: usize,
     scratch: &mut Vec<u8>,
     take: &mut impl FnMut(Chunk<'_>) -> usize,
-) -> Result<u64, ReadError> {
+) -> Result<Given, ReadError> {
     let stream = due.stream;
     log.read_with(|log| {
         let run = usize::try_from(due.run_end.saturating_sub(at)).unwrap_or(usize::MAX).min(CHUNK_BYTES);
         let mut hand_out =
             |bytes: &[u8], flush| at + take(Chunk { stream, bytes, flush }).min(bytes.len()) as u64;
-        let position =
-            match log.view(at, if due.flush == Flush::Lines { run } else { usize::MAX }, scratch)? {
-                View::Bytes(bytes) => hand_out(bytes, due.flush),
-                View::Hole(hole) => {
-                    // A reader that comes after the one before has gone finds a hole too, and that is no failure.
-                    if log.state() == CaptureState::Failed {
-                        tracing::error!(
-                            bytes = hole.to - at,
-                            "captured output can no longer be read from the disk"
-                        );
-                    }
-                    hole.to
-                }
-                View::Pending | View::End => at,
-            };
-        let position =
-            if position > at { position } else { give_long_line(log, at, longest_line, scratch, hand_out)? };
-        log.take(position);
-        Ok(position)
+        let given = match log.view(at, if due.flush == Flush::Lines { run } else { usize::MAX }, scratch)? {
+            View::Bytes(bytes) => Given::to(hand_out(bytes, due.flush)),
+            // A reader that comes after the one before has gone finds a hole too, and that is no failure.
+            View::Hole(hole) => match log.state() {
+                CaptureState::Failed => Given::across(hole, at),
+                CaptureState::Complete | CaptureState::Limited | CaptureState::RingOnly => Given::to(hole.to),
+            },
+            View::Pending | View::End => Given::to(at),
+        };
+        let given =
+            if given.at > at { given } else { give_long_line(log, at, longest_line, scratch, hand_out)? };
+        log.take(given.at);
+        Ok(given)
     })
 }
 
-/// A line that is longer than the chunk, or that was read in pieces with reads of the other stream in between.
+/// A line that is longer than the chunk, or that was read in pieces with reads of the other stream in between, or one
+/// whose end was lost: nothing more comes of that.
 fn give_long_line(
     log: &mut crate::cursor::LogReader<'_>,
     at: u64,
     longest_line: usize,
     scratch: &mut Vec<u8>,
     mut hand_out: impl FnMut(&[u8], Flush) -> u64,
-) -> Result<u64, ReadError> {
-    Ok(match log.view(at, longest_line + CHUNK_BYTES, scratch)? {
-        View::Bytes(bytes) => {
-            let line = memchr::memchr(b'\n', bytes).map_or(bytes, |end| &bytes[..=end]);
-            hand_out(line, Flush::Lines)
-        }
-        View::Hole(hole) => hole.to,
-        View::Pending | View::End => at,
+) -> Result<Given, ReadError> {
+    let longest = longest_line + CHUNK_BYTES;
+    let len = match log.view(at, longest, scratch)? {
+        View::Bytes(bytes) => match memchr::memchr(b'\n', bytes) {
+            Some(end) => return Ok(Given::to(hand_out(&bytes[..=end], Flush::Lines))),
+            None => bytes.len(),
+        },
+        View::Hole(hole) => return Ok(Given::across(hole, at)),
+        View::Pending | View::End => return Ok(Given::to(at)),
+    };
+    let is_torn = len < longest && matches!(log.view(at + len as u64, 1, scratch)?, View::Hole(_));
+    let flush = if is_torn { Flush::End } else { Flush::Lines };
+    Ok(match log.view(at, len, scratch)? {
+        View::Bytes(bytes) => Given::to(hand_out(bytes, flush)),
+        View::Hole(hole) => Given::across(hole, at),
+        View::Pending | View::End => Given::to(at),
     })
 }
 
@@ -244,7 +276,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::capture::{Budget, BufferPool, Claimed, LogOptions, Policy, SeqCounter};
+    use crate::capture::{Budget, BufferPool, Claimed, Disk, FolderDisk, LogOptions, Policy, SeqCounter};
 
     const LONGEST_LINE: usize = 1000;
 
@@ -261,16 +293,20 @@ mod tests {
 
     impl Rig {
         fn new() -> Self {
+            Self::with(1 << 20, None)
+        }
+
+        fn with(buffer_bytes: usize, disk: Option<Arc<dyn Disk>>) -> Self {
             let account = Budget::root(1 << 24);
             let log = |stream| {
                 SharedLog::new(LogOptions {
                     stream,
                     policy: Policy::Relay,
-                    buffer_bytes: 1 << 20,
+                    buffer_bytes,
                     pool: BufferPool::new(0),
                     account: Arc::clone(&account),
-                    disk: None,
-                    name: String::new(),
+                    disk: disk.clone(),
+                    name: format!("{stream:?}"),
                 })
             };
             let logs = [log(Stream::Stdout), log(Stream::Stderr)];
@@ -322,7 +358,7 @@ mod tests {
             loop {
                 match self.pull(budget) {
                     Pulled::More => {}
-                    rest @ (Pulled::Idle | Pulled::Finished) => return rest,
+                    rest @ (Pulled::Idle | Pulled::Lost { .. } | Pulled::Finished) => return rest,
                 }
             }
         }
@@ -412,6 +448,24 @@ mod tests {
         rig.end();
         assert_eq!(rig.pull_all(100), Pulled::Finished);
         assert_eq!(rig.of(Stream::Stdout), b"first second\nrest");
+    }
+
+    #[test]
+    fn where_a_disk_has_lost_bytes_the_reader_is_told_how_many_and_goes_on_behind_them() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut rig = Rig::with(8, Some(Arc::new(FolderDisk::new(folder.path()))));
+        for piece in [b"one\ntwo\n", b"3333-333", b"3\nfour\n\n", b"tail\n55\n"] {
+            rig.read(Stream::Stdout, piece);
+        }
+        let file = std::fs::read_dir(folder.path()).unwrap().next().unwrap().unwrap().path();
+        std::fs::OpenOptions::new().write(true).open(file).unwrap().set_len(11).unwrap();
+        let lost = Pulled::Lost { stream: Stream::Stdout, bytes: 13 };
+        assert_eq!(rig.pull_all(100), lost);
+        assert_eq!(rig.of(Stream::Stdout), b"one\ntwo\n333", "also half a line, whose end is gone");
+        rig.end();
+        assert_eq!(rig.pull_all(100), Pulled::Finished);
+        assert_eq!(rig.of(Stream::Stdout), b"one\ntwo\n333tail\n55\n");
+        assert_eq!(rig.positions.lost, 13);
     }
 
     #[test]
