@@ -11,7 +11,7 @@ use hostler_a2e::protocol::{Connection, ConnectionOptions};
 use hostler_a2e::session::A2eSession;
 use hostler_a2e::stdio::{self, Ending};
 use hostler_a2e::wire::{Secret, SessionId};
-use hostler_core::sys::signal::is_ignored;
+use hostler_core::sys::signal::{is_ignored, unblock};
 use hostler_core::{CgroupUse, HelperProgram, Host, HostOptions, Nursery, Places, Session, SessionOptions};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -123,6 +123,9 @@ struct StopSignals {
 
 impl StopSignals {
     fn listen() -> std::io::Result<Self> {
+        // A mask that was inherited is nobody's wish, unlike an ignored signal.
+        let kinds = [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup()];
+        unblock(&kinds.map(|kind| kind.as_raw_value()));
         Ok(Self {
             term: signal(SignalKind::terminate())?,
             interrupt: unless_ignored(SignalKind::interrupt())?,

@@ -16,6 +16,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context;
+use hostler_core::sys::signal::block_sigxfsz;
 
 use cli::{Cli, Command, ConfigCommand};
 use config::{Sources, TokenSource};
@@ -28,6 +29,8 @@ const FLUSH_LIMIT: Duration = Duration::from_millis(200);
 fn main() -> ExitCode {
     // Nursery and keepers are this program too; they must not do anything of what follows.
     hostler_core::run_if_helper();
+    // Before there are threads, which inherit it: no limit of file sizes may end the host.
+    block_sigxfsz();
     let stderr = Stderr::new();
     logging::report_panics(&stderr);
     let code = match catch_unwind(AssertUnwindSafe(|| run(&stderr))) {

@@ -129,6 +129,18 @@ pub fn block_sigxfsz() {
     BLOCKED.with(|()| {});
 }
 
+/// Lets these signals reach the calling thread, whatever its mask was inherited from.
+pub fn unblock(numbers: &[i32]) {
+    let mut set = empty_set();
+    // SAFETY: the set is initialised; only this thread's mask changes.
+    unsafe {
+        for number in numbers {
+            libc::sigaddset(&mut set, *number);
+        }
+        libc::pthread_sigmask(libc::SIG_UNBLOCK, &set, ptr::null_mut());
+    }
+}
+
 /// Sends a signal by number to the process that the descriptor stands for.
 ///
 /// # Errors

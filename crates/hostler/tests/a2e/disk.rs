@@ -54,6 +54,12 @@ fn a_full_disk_slows_processes_down_and_loses_nothing() {
 }
 
 #[test]
+fn where_no_file_may_grow_memory_alone_serves() {
+    let (host, client) = Setup::new("no file may grow").shell("ulimit -f 0").start_greeted();
+    nothing_is_lost(host, client, |host| assert_eq!(disk_bytes(&host.env().state_home()), 0));
+}
+
+#[test]
 fn without_any_folder_to_write_to_memory_alone_serves() {
     let setup = Setup::new("no folder").variable("HOSTLER_RUNTIME_STATE_DIR", "/dev/null/state");
     let (host, client) = setup.start_greeted();

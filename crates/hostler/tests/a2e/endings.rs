@@ -123,6 +123,16 @@ fn a_host_that_was_started_with_signals_ignored_goes_on_ignoring_them() {
 }
 
 #[test]
+fn a_host_that_was_started_with_signals_blocked_hears_them_all_the_same() {
+    for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
+        let blocking = "exec env --block-signal=TERM,INT,HUP \"$0\" \"$@\"";
+        let (mut host, _client) = Setup::new("blocked").shell(blocking).start_greeted();
+        host.signal(signal);
+        assert_eq!(host.wait().code(), Some(0), "{signal:?}");
+    }
+}
+
+#[test]
 fn nothing_outlives_a_host_that_was_killed() {
     let (mut host, _client, _procs) = grown("sigkill");
     host.signal(Signal::KILL);
