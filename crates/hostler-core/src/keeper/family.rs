@@ -12,7 +12,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use super::PROCESS_ID_VARIABLE;
 use super::books::{Books, Known};
@@ -103,8 +103,10 @@ fn note(unseen: &mut Option<i32>, failure: &io::Error) {
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Family {
-    /// Of the watching thread: adopted processes are its children, while roots are the spawning thread's.
+    /// Of the watching thread: whoever is left alone becomes its child.
     own_children: OwnChildren,
+    /// Of the spawning thread, once that is up: roots, and what a program has made its own sibling (CLONE_PARENT).
+    spawners_children: Arc<OnceLock<OwnChildren>>,
     adopted: HashMap<i32, Adopted>,
     bereft: HashMap<ProcessId, Bereft>,
     /// Members seen below a live root during a stop, by pid and start time: they keep their owner when adopted later.
@@ -117,9 +119,10 @@ pub(super) struct Family {
 
 impl Family {
     /// To be made by the thread that will watch.
-    pub(super) fn new() -> Self {
+    pub(super) fn new(spawners_children: Arc<OnceLock<OwnChildren>>) -> Self {
         Self {
             own_children: OwnChildren::open(),
+            spawners_children,
             adopted: HashMap::new(),
             bereft: HashMap::new(),
             seen: HashMap::new(),
@@ -134,20 +137,11 @@ impl Family {
     /// dying shows no signs; so the list is read again until it brings neither anew: a chain of processes that fork and
     /// exit has somebody alive in it. It is read a few times at most: many such chains bring somebody new every time, and
     /// that they do is a look that has failed.
-    ///
-    /// `strangers` are the children of the spawning thread, where they are to be looked through too: all roots are there,
-    /// so that is not done at every exit.
-    pub(super) fn refresh(
-        &mut self,
-        books: &Books,
-        attempt: &Attempt,
-        wanted: Wanted,
-        strangers: Option<&OwnChildren>,
-    ) {
+    pub(super) fn refresh(&mut self, books: &Books, attempt: &Attempt, wanted: Wanted) {
         self.unseen = None;
         let mut dying = HashSet::new();
         for _ in 0..MAX_ROUNDS {
-            let now: HashSet<i32> = match self.direct(books, attempt, strangers) {
+            let now: HashSet<i32> = match self.direct(books, attempt) {
                 Ok(pids) => pids.into_iter().collect(),
                 Err(failure) => return note(&mut self.unseen, &failure),
             };
@@ -187,12 +181,7 @@ impl Family {
     ///
     /// # Errors
     /// What reading them says.
-    pub(super) fn direct(
-        &self,
-        books: &Books,
-        attempt: &Attempt,
-        strangers: Option<&OwnChildren>,
-    ) -> io::Result<Vec<i32>> {
+    pub(super) fn direct(&self, books: &Books, attempt: &Attempt) -> io::Result<Vec<i32>> {
         let mut pids = self.own_children.pids()?;
         // In the watching thread's own list there is no child of a start under way, so a start whose child is not
         // known yet makes nobody doubtful.
@@ -202,8 +191,9 @@ impl Family {
             Known::Starting => own_list && attempt.in_flight() == InFlight::Unknown,
             Known::Root | Known::Executing => false,
         });
-        if let Some(strangers) = strangers.filter(|list| own_list && list.are_of_one_thread()) {
-            let others = strangers.pids()?.into_iter();
+        if let Some(others) = self.spawners_children.get().filter(|list| own_list && list.are_of_one_thread())
+        {
+            let others = others.pids()?.into_iter();
             pids.extend(others.filter(|pid| books.known(*pid, attempt) == Known::Adopted));
         }
         Ok(pids)
@@ -482,7 +472,7 @@ mod tests {
 
     #[test]
     fn what_was_seen_of_a_process_is_forgotten_with_it() {
-        let mut family = Family::new();
+        let mut family = Family::new(Arc::default());
         let (ended, lives) = (ProcessId::from_u128(1), ProcessId::from_u128(2));
         family.seen.extend([((10, 1), ended), ((11, 1), lives), ((12, 1), ended)]);
         family.bereave(ended, Bereft::new(10, [0, 0], None));
@@ -492,7 +482,7 @@ mod tests {
 
     #[test]
     fn only_what_may_pass_is_looked_at_again() {
-        let mut family = Family::new();
+        let mut family = Family::new(Arc::default());
         let again: Vec<bool> = [None, Some(libc::EMFILE), Some(libc::ENOMEM), Some(libc::EACCES)]
             .into_iter()
             .map(|unseen| {

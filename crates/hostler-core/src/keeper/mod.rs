@@ -74,7 +74,7 @@ struct Shared {
     control: OwnedFd,
     wake: OwnedFd,
     /// Those of the spawning thread: roots, and what a program made a child of its own parent by CLONE_PARENT.
-    spawners_children: OnceLock<OwnChildren>,
+    spawners_children: Arc<OnceLock<OwnChildren>>,
     /// Where control groups can be used.
     group: OnceLock<SessionGroup>,
 }
@@ -200,7 +200,7 @@ fn run_keeper() -> io::Result<()> {
         spawner_ended: AtomicBool::new(false),
         control,
         wake,
-        spawners_children: OnceLock::new(),
+        spawners_children: Arc::default(),
         group: OnceLock::new(),
     });
     let watcher = watcher::Watcher::new(Arc::clone(&shared), host)?;

@@ -104,11 +104,12 @@ impl Watcher {
         if let Some(host) = &host {
             watch(host.as_fd(), HOST)?;
         }
+        let spawners_children = Arc::clone(&shared.spawners_children);
         Ok(Self {
             shared,
             epoll,
             child_signal,
-            family: Family::new(),
+            family: Family::new(spawners_children),
             look_at: None,
             hunts: Vec::new(),
             session: Session::Open,
@@ -300,14 +301,13 @@ impl Watcher {
     fn find(&mut self, quarry: Quarry) -> Look {
         let shared = Arc::clone(&self.shared);
         let books = shared.books.lock();
-        let strangers = shared.spawners_children.get();
         match quarry {
             Quarry::Process(id) => {
-                self.family.refresh(&books, &shared.attempt, Wanted::Owners, strangers);
+                self.family.refresh(&books, &shared.attempt, Wanted::Owners);
                 self.family.members(&books, &shared.attempt, id)
             }
             Quarry::Everyone => {
-                self.family.refresh(&books, &shared.attempt, Wanted::Existence, strangers);
+                self.family.refresh(&books, &shared.attempt, Wanted::Existence);
                 self.family.everyone(&books, &shared.attempt)
             }
         }
@@ -355,7 +355,7 @@ impl Watcher {
         }
         let shared = Arc::clone(&self.shared);
         let books = shared.books.lock();
-        self.family.refresh(&books, &shared.attempt, Wanted::Owners, None);
+        self.family.refresh(&books, &shared.attempt, Wanted::Owners);
     }
 
     fn settle(&mut self, exits: Vec<Exit>, left: Left) {
@@ -548,8 +548,7 @@ impl Watcher {
             self.reap_all();
             let shared = Arc::clone(&self.shared);
             let books = shared.books.lock();
-            let strangers = shared.spawners_children.get();
-            let Ok(adopted) = self.family.direct(&books, &shared.attempt, strangers) else { return };
+            let Ok(adopted) = self.family.direct(&books, &shared.attempt) else { return };
             let roots = books.all(&shared.attempt).map(|(pid, _)| pid);
             // Who has had it needs time to die, not another one.
             let fresh: Vec<i32> = adopted.into_iter().chain(roots).filter(|pid| sent.insert(*pid)).collect();

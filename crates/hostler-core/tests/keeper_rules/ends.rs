@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use hostler_core::{SessionOptions, SpawnError, SpawnSpec, StopCause};
 use hostler_testkit::{NoProcessLeft, SharedCounter, TestEnv, Token};
+use rustix::process::Signal;
 
-use crate::{GRACE, MAX, evil_path, evil_process, run, start_host, start_host_without_groups};
+use crate::{GRACE, MAX, evil_path, evil_process, kill, run, start_host, start_host_without_groups};
 
 const RACES: usize = 150;
 
@@ -65,6 +66,14 @@ async fn a_child_that_was_given_to_the_keeper_itself_is_stopped_with_its_process
         let session = host.open_session(SessionOptions::record());
         let process = evil_process(&session, "clone-parent", &token).await;
         assert_eq!(token.pids().len(), 2);
+        let receipt = process.stop(StopCause::Request, GRACE).await;
+        assert_eq!((receipt.survivors.total, receipt.doubt), (0, None));
+        assert_eq!(token.pids(), [0_i32; 0], "alive after the receipt");
+        // Left behind by its root, it lingers as any other descendant.
+        let process = evil_process(&session, "clone-parent", &token).await;
+        kill(process.pid().unwrap(), Signal::KILL);
+        process.ended().await;
+        assert_eq!(process.status().survivors.total, 1);
         let receipt = process.stop(StopCause::Request, GRACE).await;
         assert_eq!((receipt.survivors.total, receipt.doubt), (0, None));
         assert_eq!(token.pids(), [0_i32; 0], "alive after the receipt");
