@@ -78,8 +78,7 @@ impl Reading {
 
 #[derive(Debug)]
 enum Pipe {
-    /// Not in the reactor: the program does not run yet, or has ended before that was needed. Most short processes
-    /// never are.
+    /// Not in the reactor: the program does not run yet, or its end was heard together with its start.
     Unwatched(OwnedFd),
     Watched(AsyncFd<OwnedFd>),
 }
