@@ -35,7 +35,7 @@ mod state_dir;
 mod stdin;
 pub mod sys;
 
-pub use capture::{CaptureState, Policy, ReadError, Stream, Totals};
+pub use capture::{CaptureState, Policy, ReadError, Spool, SpoolView, Stream, Totals};
 pub use cursor::{Cursor, Gap, Read as CursorRead, SharedLog};
 pub use host::{CgroupUse, Host, HostOptions, StartError};
 pub use id::{ParseIdError, ProcessId, SessionId};

@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 use rustix::pipe::{PipeFlags, pipe_with};
 use tokio::sync::watch;
 
-use crate::capture::{Budget, Disk, LogOptions, Policy, Stream};
+use crate::capture::{Budget, Disk, LogOptions, Policy, Spool, Stream};
 use crate::cursor::SharedLog;
 use crate::host::HostInner;
 use crate::id::{ProcessId, SessionId};
@@ -201,6 +201,12 @@ impl Session {
     /// A reader for the output of all its processes.
     pub fn outputs(&self) -> Outputs {
         Outputs::new(Arc::clone(&self.0.table.lock().readership))
+    }
+
+    /// A spool in the folder of this session, for what its adapter may have to say again. `name` is unique in the session
+    /// and no process id; `capacity` is how many bytes its file holds.
+    pub fn spool(&self, name: &str, capacity: u64) -> Spool {
+        Spool::new(self.0.disk.clone(), name.to_owned(), capacity)
     }
 
     /// Its keeper's pid, once there is one.

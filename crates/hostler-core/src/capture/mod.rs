@@ -27,6 +27,7 @@ mod record;
 mod relay;
 mod ring;
 mod segments;
+mod spool;
 #[cfg(test)]
 mod tests;
 
@@ -37,6 +38,7 @@ pub use disk::{Disk, DiskFile, FolderDisk};
 pub use index::Run;
 pub use log::{Hole, Log, LogOptions, Policy, ReadError, Status, View};
 pub use ring::BufferPool;
+pub use spool::{Spool, SpoolView};
 
 /// Bytes of quota that one entry of the index of reads costs: its memory.
 pub const RUN_BYTES: u64 = 16;

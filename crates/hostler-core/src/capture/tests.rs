@@ -2,6 +2,7 @@
 
 mod faulty;
 mod real_disk;
+mod spool;
 
 use std::path::PathBuf;
 use std::sync::Arc;

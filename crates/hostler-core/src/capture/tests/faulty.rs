@@ -104,15 +104,21 @@ impl DiskFile for FaultyFile {
         if platter.most < usize::MAX && platter.calls.is_multiple_of(2) {
             return Err(io::ErrorKind::Interrupted.into());
         }
-        let n = bytes.len().min(platter.most).min(usize::try_from(platter.space).unwrap_or(usize::MAX));
+        let mut file = self.bytes.lock();
+        let offset = offset as usize;
+        assert!(offset <= file.len(), "files are written without gaps");
+        // What is written over needs no room.
+        let there = (file.len() - offset).min(bytes.len());
+        let room = there.saturating_add(usize::try_from(platter.space).unwrap_or(usize::MAX));
+        let n = bytes.len().min(platter.most).min(room);
         if n == 0 {
             return Err(io::Error::from_raw_os_error(libc::ENOSPC));
         }
         platter.writes += 1;
-        platter.space -= n as u64;
-        let mut file = self.bytes.lock();
-        assert_eq!(file.len() as u64, offset, "files are written without gaps");
-        file.extend_from_slice(&bytes[..n]);
+        platter.space -= n.saturating_sub(there) as u64;
+        let end = file.len().max(offset + n);
+        file.resize(end, 0);
+        file[offset..offset + n].copy_from_slice(&bytes[..n]);
         Ok(n)
     }
 
