@@ -17,10 +17,15 @@ use toml::{Table, Value};
 const ARROWS: &[(&str, &[&str])] = &[
     ("hostler-core", &[]),
     ("hostler-shell", &["hostler-core"]),
-    ("hostler-mcp", &["hostler-core", "hostler-shell"]),
+    ("hostler-mcp", &["hostler-core", "hostler-http", "hostler-shell"]),
     ("hostler-acp", &["hostler-core", "hostler-shell"]),
-    ("hostler-a2e", &["hostler-core"]),
-    ("hostler", &["hostler-core", "hostler-shell", "hostler-mcp", "hostler-acp", "hostler-a2e"]),
+    // What is the same for everything that is served over HTTP, with dependencies that nothing else has.
+    ("hostler-http", &[]),
+    ("hostler-a2e", &["hostler-core", "hostler-http"]),
+    (
+        "hostler",
+        &["hostler-core", "hostler-http", "hostler-shell", "hostler-mcp", "hostler-acp", "hostler-a2e"],
+    ),
     // For tests alone: nothing that ships may use it.
     ("hostler-testkit", &["hostler-core"]),
     // The commands of the house measure the core and drive the binary from outside.
