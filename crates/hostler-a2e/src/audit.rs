@@ -1,8 +1,7 @@
 //! The audit: one JSON line for each `proc/*` request that was handled, in a file that is rotated by size.
 //!
-//! It writes with plain calls of a few KiB and reads no clock; who calls it decides on which thread, and calls
-//! [`AuditLog::flush`] when there is nothing else to do. A pipe or terminal whose reader is behind is not waited for: what
-//! finds no room there is lost, as on a full disk.
+//! All sessions of a host share one: an [`AuditLog`] is a handle. Noting a request puts its line into a queue and waits for
+//! nothing; a thread writes what is in it (`file`), for locks and disks may be slow.
 //!
 //! Invariants:
 //! - Entries stand in the order in which they were appended, each whole on a line.
@@ -13,18 +12,20 @@
 //! - Files are readable by their owner alone (0600).
 //! - An audit that cannot be written at all is an error of its own, before anything is to be noted ([`AuditLog::open`]).
 //! - A later error is reported once, until writing works again; entries that could not be written are counted, and the
-//!   memory held never exceeds one buffer and one entry. The host goes on in any case.
+//!   memory held is bounded: 4 MiB of entries wait at most. The host goes on in any case.
+//! - What was noted is written when the last handle goes, if that takes no longer than two seconds.
 
+mod file;
 mod target;
 
-use std::fs;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
+use file::{AuditFile, AuditNews};
+use parking_lot::{Condvar, Mutex};
 use serde::{Serialize, Serializer};
-
-use self::target::{Patience, Target};
 
 use crate::wire::{Outcome, ReqId, SessionId, Timestamp, push_json};
 
@@ -106,6 +107,9 @@ pub enum AuditError {
         /// What the system said.
         source: io::Error,
     },
+    /// There is no thread that would write.
+    #[error("failed to start the thread that writes the audit")]
+    Thread(#[source] io::Error),
     /// An entry cannot be written.
     #[error("failed to write to the audit file {}", .path.display())]
     Write {
@@ -132,248 +136,140 @@ pub enum AuditError {
     },
 }
 
-/// What the log of the host should say of the audit.
+/// Bytes of entries that may wait to be written. More are lost, and counted.
+const QUEUE_BYTES: usize = 4 << 20;
+/// How long the end of the host waits for what was noted last.
+const LAST_WORDS: Duration = Duration::from_secs(2);
+
+/// The audit of a host; a handle.
+#[derive(Clone, Debug)]
+pub struct AuditLog(Arc<Handle>);
+
+/// What the handles share: the last one ends the thread.
 #[derive(Debug)]
-#[must_use]
-pub enum AuditNews {
-    /// The first error of its kind since it last worked.
-    Trouble(AuditError),
-    /// Entries can be written again.
-    Recovered {
-        /// How many could not be written so far.
-        lost: u64,
-    },
+struct Handle(Arc<Channel>);
+
+/// What lies between those who note and the thread that writes.
+#[derive(Debug, Default)]
+struct Channel {
+    queue: Mutex<Queue>,
+    /// There is something in the queue, or it was closed.
+    news: Condvar,
+    /// Everything is written, and the thread has ended.
+    done: Condvar,
 }
 
-/// The audit file. What is buffered is written at the latest on drop.
-#[derive(Debug)]
-pub struct AuditLog {
-    options: AuditOptions,
-    target: Option<Target>,
-    buffer: Vec<u8>,
-    line_end: LineEnd,
-    writing: Health,
-    /// Whether the file can be locked and rotated.
-    limiting: Health,
-    lost: u64,
+#[derive(Debug, Default)]
+struct Queue {
+    lines: Vec<u8>,
+    /// Entries that found no room.
+    refused: u64,
+    end: End,
 }
 
-/// How the file ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum LineEnd {
-    Whole,
-    /// A write broke off inside an entry.
-    Torn,
+/// How far the end has come.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum End {
+    #[default]
+    Open,
+    /// Nothing more will be noted.
+    Closed,
+    /// Everything is written that could be.
+    Done,
 }
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Health {
-    Fine,
-    /// The last try failed, and that has been said.
-    Failing,
-}
-
-const BUFFER_BYTES: usize = 8 << 10;
 
 impl AuditLog {
-    /// A log whose file is there and open.
+    /// An audit whose file is there and open.
     ///
     /// # Errors
-    /// [`AuditError::Open`].
+    /// [`AuditError::Open`], or [`AuditError::Thread`].
     pub fn open(options: AuditOptions) -> Result<Self, AuditError> {
-        let target = Target::open(&options.path)
-            .map_err(|source| AuditError::Open { path: options.path.clone(), source })?;
-        Ok(Self {
-            options,
-            target: Some(target),
-            buffer: Vec::new(),
-            line_end: LineEnd::Whole,
-            writing: Health::Fine,
-            limiting: Health::Fine,
-            lost: 0,
-        })
+        let file = AuditFile::open(options)?;
+        let channel = Arc::new(Channel::default());
+        let writer = Arc::clone(&channel);
+        let thread = std::thread::Builder::new().name("audit".to_owned());
+        thread.spawn(move || writer.write_to(file)).map_err(AuditError::Thread)?;
+        Ok(Self(Arc::new(Handle(channel))))
     }
 
     /// Notes a request.
-    pub fn append(&mut self, entry: &AuditEntry<'_>) -> Option<AuditNews> {
-        let mut line = Vec::new();
-        push_json(&mut line, entry);
-        line.push(b'\n');
-        self.buffer.extend_from_slice(&line);
-        if self.buffer.len() < BUFFER_BYTES {
-            return None;
+    pub fn append(&self, entry: &AuditEntry<'_>) {
+        let line = line_of(entry);
+        let channel = &self.0.0;
+        let mut queue = channel.queue.lock();
+        if queue.lines.len() + line.len() > QUEUE_BYTES {
+            queue.refused += 1;
+            return;
         }
-        self.flush()
+        queue.lines.extend_from_slice(&line);
+        drop(queue);
+        channel.news.notify_one();
     }
+}
 
-    /// Writes what is buffered.
-    pub fn flush(&mut self) -> Option<AuditNews> {
-        if self.buffer.is_empty() {
-            return None;
-        }
-        let (written, limited) = self.write_out();
-        let limited = self.limiting.tell(limited);
-        match (self.writing.tell(written), limited) {
-            (Some(Change::Failed(error)), _) => Some(AuditNews::Trouble(error)),
-            (Some(Change::Works), _) => Some(AuditNews::Recovered { lost: self.lost }),
-            (None, Some(Change::Failed(error))) => Some(AuditNews::Trouble(error)),
-            // Nothing was lost.
-            (None, Some(Change::Works) | None) => None,
-        }
-    }
+fn line_of(entry: &AuditEntry<'_>) -> Vec<u8> {
+    let mut line = Vec::new();
+    push_json(&mut line, entry);
+    line.push(b'\n');
+    line
+}
 
-    /// How many entries could not be written so far.
-    pub fn lost(&self) -> u64 {
-        self.lost
-    }
-
-    /// Writes the buffer and empties it, also when that fails: memory is bounded, and what was lost is counted. Says how
-    /// the writing went, and how the locking and rotating.
-    fn write_out(&mut self) -> (Result<(), AuditError>, Result<(), AuditError>) {
-        let buffer = std::mem::take(&mut self.buffer);
-        let (mut rest, mut limited) = (&buffer[..], Ok(()));
-        let written = loop {
-            if rest.is_empty() {
-                break Ok(());
+impl Channel {
+    /// Writes until nothing more will come.
+    fn write_to(&self, mut file: AuditFile) {
+        let mut refused = 0;
+        loop {
+            let mut queue = self.queue.lock();
+            while queue.lines.is_empty() && queue.end == End::Open {
+                self.news.wait(&mut queue);
             }
-            let (target, locked) = match self.acquire() {
-                Ok(acquired) => acquired,
-                Err(source) => break Err(AuditError::Open { path: self.options.path.clone(), source }),
-            };
-            limited = limited.and(locked);
-            let fitting = if limited.is_ok() { self.fitting(&target, rest) } else { rest };
-            if fitting.is_empty() {
-                limited = self.rotate();
-                // The lock is given up with the file, which is another one by then if all went well.
-                continue;
+            let lines = std::mem::take(&mut queue.lines);
+            let before = std::mem::replace(&mut refused, queue.refused);
+            let is_last = queue.end != End::Open;
+            drop(queue);
+            if refused > before {
+                tracing::error!(
+                    lost = refused - before,
+                    "the audit is written too slowly; entries are missing"
+                );
             }
-            let (done, result) = self.write_and_release(target, fitting);
-            rest = &rest[done..];
-            if let Err(source) = result {
-                break Err(AuditError::Write { path: self.options.path.clone(), source });
-            }
-        };
-        self.lost += memchr::memchr_iter(b'\n', rest).count() as u64;
-        (written, limited)
-    }
-
-    /// The file that is at the path now, and whether it is locked.
-    fn acquire(&mut self) -> io::Result<(Target, Result<(), AuditError>)> {
-        // Each time round, somebody else has rotated the file meanwhile.
-        const ATTEMPTS: usize = 100;
-        let path = self.options.path.clone();
-        let patience = match self.limiting {
-            Health::Fine => Patience::Some,
-            Health::Failing => Patience::None,
-        };
-        let mut target = self.target.take().map_or_else(|| Target::open(&path), Ok)?;
-        let mut locked = target.lock(patience);
-        for _ in 0..ATTEMPTS {
-            if target.is_at(&path) {
+            report(file.append(&lines));
+            report(file.flush());
+            if is_last {
                 break;
             }
-            target = Target::open(&path)?;
-            self.line_end = LineEnd::Whole;
-            locked = target.lock(patience);
         }
-        Ok((target, locked.map_err(|source| AuditError::Lock { path, source })))
-    }
-
-    /// As many of the lines as the file takes, at least one if it is empty.
-    fn fitting<'l>(&self, target: &Target, lines: &'l [u8]) -> &'l [u8] {
-        // What cannot be asked for its length is written, and says then what is wrong.
-        let Ok(Some(length)) = target.length() else { return lines };
-        let torn = u64::from(self.line_end == LineEnd::Torn);
-        let room = self.options.max_bytes.saturating_sub(length + torn);
-        if self.options.max_bytes == 0 || lines.len() as u64 <= room {
-            return lines;
+        let lost = file.lost() + refused;
+        drop(file);
+        if lost > 0 {
+            tracing::error!(lost, "the audit has ended; entries are missing");
         }
-        // Less than the lines have, which is a usize.
-        match memchr::memrchr(b'\n', &lines[..room as usize]) {
-            Some(end) => &lines[..=end],
-            None if length == 0 => &lines[..=memchr::memchr(b'\n', lines).unwrap_or(lines.len() - 1)],
-            None => &[],
-        }
-    }
-
-    /// Writes lines as far as it goes and says how far; begins a new line first where the last one is torn.
-    fn write_and_release(&mut self, mut target: Target, lines: &[u8]) -> (usize, io::Result<()>) {
-        if self.line_end == LineEnd::Torn
-            && let (_, Err(error)) = target.write(b"\n")
-        {
-            return (0, Err(error));
-        }
-        let (done, result) = target.write(lines);
-        if let Some(last) = lines[..done].last() {
-            self.line_end = if *last == b'\n' { LineEnd::Whole } else { LineEnd::Torn };
-        }
-        if result.is_ok() {
-            target.unlock();
-            // A file that refused a write is opened anew: it may have been replaced by then.
-            self.target = Some(target);
-        }
-        (done, result)
-    }
-
-    /// Moves the files on by one number, and the current one, whose lock the caller holds, to `path.1`. That comes last:
-    /// from then on its lock keeps nobody off.
-    fn rotate(&mut self) -> Result<(), AuditError> {
-        let path = self.options.path.clone();
-        match self.options.backup_count {
-            0 => if_there(fs::remove_file(&path), &path)?,
-            keep => {
-                for number in (1..keep).rev() {
-                    let older = numbered(&path, number);
-                    if_there(fs::rename(&older, numbered(&path, number + 1)), &older)?;
-                }
-                if_there(fs::rename(&path, numbered(&path, 1)), &path)?;
-            }
-        }
-        self.line_end = LineEnd::Whole;
-        Ok(())
+        self.queue.lock().end = End::Done;
+        self.done.notify_all();
     }
 }
 
-impl Drop for AuditLog {
+impl Drop for Handle {
     fn drop(&mut self) {
-        // Nobody is left to be told of an error.
-        let _ = self.flush();
-    }
-}
-
-/// A result that is news.
-#[derive(Debug)]
-enum Change {
-    Failed(AuditError),
-    Works,
-}
-
-impl Health {
-    /// Keeps the result in mind, and says whether it is another one than before.
-    fn tell(&mut self, result: Result<(), AuditError>) -> Option<Change> {
-        let before = std::mem::replace(self, if result.is_ok() { Self::Fine } else { Self::Failing });
-        match (before, result) {
-            (Self::Fine, Err(error)) => Some(Change::Failed(error)),
-            (Self::Failing, Ok(())) => Some(Change::Works),
-            (Self::Fine, Ok(())) | (Self::Failing, Err(_)) => None,
+        let mut queue = self.0.queue.lock();
+        queue.end = End::Closed;
+        self.0.news.notify_one();
+        let has_ended = |queue: &mut Queue| queue.end != End::Done;
+        if self.0.done.wait_while_for(&mut queue, has_ended, LAST_WORDS).timed_out() {
+            tracing::error!("the audit could not be written to its end in time; entries may be missing");
         }
     }
 }
 
-/// The name of an older file.
-fn numbered(path: &Path, number: u32) -> PathBuf {
-    let mut name = path.as_os_str().to_owned();
-    name.push(format!(".{number}"));
-    PathBuf::from(name)
-}
-
-/// A file that is not there needs no moving.
-fn if_there(result: io::Result<()>, path: &Path) -> Result<(), AuditError> {
-    match result {
-        Err(source) if source.kind() != io::ErrorKind::NotFound => {
-            Err(AuditError::Rotate { path: path.to_owned(), source })
+fn report(news: Option<AuditNews>) {
+    match news {
+        None => {}
+        Some(AuditNews::Trouble(error)) => {
+            tracing::error!(error = &error as &dyn std::error::Error, "the audit is incomplete");
         }
-        Ok(()) | Err(_) => Ok(()),
+        Some(AuditNews::Recovered { lost }) => {
+            tracing::warn!(lost, "the audit is written again; entries are missing");
+        }
     }
 }
 

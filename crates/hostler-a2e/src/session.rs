@@ -13,7 +13,7 @@ mod words;
 use std::collections::HashMap;
 use std::time::{Duration, Instant, SystemTime};
 
-use crate::audit::{AuditEntry, AuditLog, AuditNews};
+use crate::audit::{AuditEntry, AuditLog};
 use crate::codec::Item;
 use crate::encode::{EventEncoder, Flush, MAX_EVENT_BYTES, Stream};
 use crate::protocol::{Connection, KillSignal, SpawnRequest, StdinSource, Step};
@@ -23,8 +23,8 @@ use crate::wire::{
 use hostler_core::sys::clock;
 use hostler_core::sys::signal::Signal;
 use hostler_core::{
-    Chunk, Outputs, Process, ProcessId, Pulled, Session, SpawnSpec, Status, StderrMode, StdinMode, Then,
-    WriteError,
+    Chunk, Outputs, Process, ProcessId, Pulled, Session, SpawnSpec, Spool, State, Status, StderrMode,
+    StdinMode, Then, WriteError,
 };
 use under_way::{Asked, Completion, Done, UnderWay};
 use words::{fate, kill_reply, pid_of, proc_id, process_id, write_refusal};
@@ -72,6 +72,16 @@ pub enum Wanted {
 #[derive(Debug)]
 pub struct Event(Inner);
 
+impl Event {
+    /// Whether somebody waits for what it has to say.
+    pub(crate) fn is_answer(&self) -> bool {
+        match self.0 {
+            Inner::Done(_) => true,
+            Inner::Ready(_) => false,
+        }
+    }
+}
+
 #[derive(Debug)]
 enum Inner {
     Done(Box<Done>),
@@ -108,7 +118,7 @@ pub struct A2eSession {
     max_processes: usize,
 }
 
-fn now() -> Timestamp {
+pub(crate) fn now() -> Timestamp {
     let since_epoch = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     Timestamp::from_unix(since_epoch)
 }
@@ -182,10 +192,6 @@ impl A2eSession {
 
     /// Waits for something to do: answers first, then output if it is wanted. Cancel-safe.
     pub async fn next(&mut self, wanted: Wanted) -> Event {
-        // What was noted is on its way to the disk before anybody waits.
-        if let Some(audit) = &mut self.audit {
-            report_audit(audit.flush());
-        }
         tokio::select! {
             biased;
             done = self.under_way.next() => Event(Inner::Done(Box::new(done))),
@@ -228,6 +234,31 @@ impl A2eSession {
         self.under_way.starts_and_kills() < self.max_processes.saturating_add(MAX_UNDER_WAY)
     }
 
+    /// Its id.
+    pub fn id(&self) -> &SessionId {
+        &self.session_id
+    }
+
+    /// Whether a good handshake was made.
+    pub fn is_welcome(&self) -> bool {
+        self.connection.is_welcome()
+    }
+
+    /// How many processes live, with those that have left something alive behind.
+    pub fn live_processes(&self) -> usize {
+        self.session.live()
+    }
+
+    /// Ids for messages that somebody else says in this session.
+    pub(crate) fn lane(&mut self) -> MessageIds {
+        self.ids.lane()
+    }
+
+    /// A place for what is said, in the session's folder.
+    pub(crate) fn spool(&self, capacity: u64) -> Spool {
+        self.session.spool("said", capacity)
+    }
+
     /// Ends the session, now; the future waits until nothing of it is left.
     pub fn close(&self, grace: Duration) -> impl Future<Output = ()> + use<> {
         let closing = self.session.close(grace);
@@ -252,12 +283,13 @@ impl A2eSession {
         let processes = self.session.processes();
         let share = command_share(processes.len());
         let entry = |process: Process| {
-            let Status { id, command, started_at, pid, state: _, .. } = process.status();
+            let Status { id, command, started_at, pid, state, .. } = process.status();
             let pid = u32::try_from(pid?).ok()?;
             let since_epoch = started_at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
             let started_at = Timestamp::from_unix(since_epoch);
             let command = words::command(&command, share);
-            Some(ProcStatus::new(proc_id(id), command, pid, fate(&process), started_at))
+            let entry = ProcStatus::new(proc_id(id), command, pid, fate(&process), started_at);
+            Some(if matches!(state, State::Lingering(_)) { entry.lingering() } else { entry })
         };
         processes.into_iter().filter_map(entry).collect()
     }
@@ -425,7 +457,7 @@ impl A2eSession {
     }
 
     fn note(&mut self, asked: &Asked, outcome: Outcome, ts: Timestamp, output_bytes: usize) {
-        let Some(audit) = &mut self.audit else { return };
+        let Some(audit) = &self.audit else { return };
         let entry = AuditEntry {
             ts,
             session_id: &self.session_id,
@@ -436,19 +468,7 @@ impl A2eSession {
             input_bytes: asked.input_bytes,
             output_bytes: output_bytes as u64,
         };
-        report_audit(audit.append(&entry));
-    }
-}
-
-fn report_audit(news: Option<AuditNews>) {
-    match news {
-        None => {}
-        Some(AuditNews::Trouble(error)) => {
-            tracing::error!(error = &error as &dyn std::error::Error, "the audit is incomplete");
-        }
-        Some(AuditNews::Recovered { lost }) => {
-            tracing::warn!(lost, "the audit is written again; entries are missing");
-        }
+        audit.append(&entry);
     }
 }
 
@@ -456,11 +476,6 @@ impl Drop for A2eSession {
     fn drop(&mut self) {
         for asked in self.under_way.unanswered() {
             self.note(&asked, UNANSWERED, now(), 0);
-        }
-        let Some(audit) = &mut self.audit else { return };
-        report_audit(audit.flush());
-        if audit.lost() > 0 {
-            tracing::error!(lost = audit.lost(), "the audit has ended; entries are missing");
         }
     }
 }

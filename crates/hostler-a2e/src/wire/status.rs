@@ -170,12 +170,21 @@ pub struct ProcStatus {
     pid: u32,
     exit_code: Option<i32>,
     started_at: Timestamp,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    lingering: Option<bool>,
 }
 
 impl ProcStatus {
     /// The entry of the process `proc_id`; `cmd` is its command line as [`shown_command`] gives it.
     pub fn new(proc_id: ProcId, cmd: String, pid: u32, fate: Fate, started_at: Timestamp) -> Self {
-        Self { proc_id, cmd, state: fate.state(), pid, exit_code: fate.exit_code(), started_at }
+        let (state, exit_code) = (fate.state(), fate.exit_code());
+        Self { proc_id, cmd, state, pid, exit_code, started_at, lingering: None }
+    }
+
+    /// The same of a process that has ended and has left something alive, which keeps its place.
+    #[must_use]
+    pub fn lingering(self) -> Self {
+        Self { lingering: Some(true), ..self }
     }
 }
 
