@@ -9,14 +9,15 @@
 //!    into a [`protocol::Step`]: an answer, or something to carry out.
 //! 4. [`session`] carries it out with processes of the core, and answers with one of the constructors of
 //!    [`wire::Reply`], one for each outcome.
-//! 5. [`stdio`] brings the bytes in and out, and ends the session with its client.
+//! 5. [`stdio`] brings the bytes in and out, and ends the session with its client; or [`http`] does, for many sessions, whose
+//!    clients may come and go: what is said waits in a mailbox for the stream that takes it.
 //!
 //! What processes print takes another way, because it is the bulk of the traffic: [`encode`] writes it from raw bytes
 //! to event lines in one pass, without building a value for each. [`audit`] writes one entry for each `proc/*` request.
 //!
-//! All but the last two is pure: bytes and values in, bytes and values out. There is no clock (times are passed in), no
-//! randomness (ids count up from a seed), nothing asynchronous, and no I/O but the audit file. The wire keeps its own
-//! types, so that the core's may change without the wire. For those who write agents there is `docs/a2e.md`.
+//! All but sessions, transports and audit is pure: bytes and values in, bytes and values out. There is no clock (times are
+//! passed in), no randomness (ids count up from a seed), nothing asynchronous and no I/O. The wire keeps its own types, so
+//! that the core's may change without the wire. For those who write agents there are `docs/a2e.md` and `docs/http.md`.
 #![forbid(unsafe_code)]
 
 // In reading order.
@@ -32,4 +33,12 @@ pub mod audit;
 
 pub mod session;
 
+mod farewell;
+
 pub mod stdio;
+
+mod sse;
+
+mod mailbox;
+
+pub mod http;

@@ -28,6 +28,7 @@ use hostler_core::sys::clock;
 use tokio::sync::oneshot;
 
 use crate::codec::{Item, LineCodec, MAX_LINE_BYTES};
+use crate::farewell::{self, END_GRACE, Patience};
 use crate::session::{A2eSession, Event, Flow, Wanted};
 
 pub use input::Input;
@@ -40,15 +41,8 @@ const BATCH_BYTES: usize = 256 * 1024;
 const ANSWERS_BYTES: usize = 16 << 20;
 /// Bytes of one read of requests.
 const READ_BYTES: usize = 64 * 1024;
-/// How long the client may take nothing of what is left to say after the session's end, and how long all of that may take.
-const FAREWELL: Duration = Duration::from_secs(2);
-const FAREWELL_LIMIT: Duration = Duration::from_secs(30);
 /// How long a client that has closed its end of our input may take nothing before its answers are dropped.
 const HANG_UP_PATIENCE: Duration = Duration::from_secs(3);
-/// How long requests may be under way after the session's end, when all that they wait for is over.
-const LAST_ANSWERS: Duration = Duration::from_secs(2);
-/// Between SIGTERM and SIGKILL when the client or the host goes.
-const END_GRACE: Duration = Duration::from_secs(1);
 
 /// Why the session could not be served, or not to an end that anybody wanted. It has ended, with all that it had started.
 #[derive(Debug, thiserror::Error)]
@@ -103,7 +97,7 @@ pub async fn serve(
     let mut conversation = Conversation { session, input, output, hung_up: None };
     let (ending, grace) = conversation.run(end).await;
     conversation.output.keep_answers();
-    let said = farewell(conversation.session, conversation.output, grace).await;
+    let said = say_farewell(conversation.session, conversation.output, grace).await;
     // What could not be written after the end is news only where nothing had gone wrong before.
     match (ending, said) {
         (Ok(_), Err(error)) => ended_by(error),
@@ -358,14 +352,14 @@ fn take_batch(session: &mut A2eSession, first: Event, output: &mut Output) {
 ///
 /// # Errors
 /// When something of that cannot be written.
-async fn farewell(mut session: A2eSession, mut output: Output, grace: Duration) -> io::Result<()> {
+async fn say_farewell(mut session: A2eSession, mut output: Output, grace: Duration) -> io::Result<()> {
     let closing = session.close(grace);
     tokio::pin!(closing);
     let mut closed = false;
     let mut patience = Patience::new(output.taken(), grace);
     let said = loop {
         if closed && !session.has_something_to_say() && output.pending() == 0 {
-            break tokio::time::timeout(FAREWELL, output.finish()).await.unwrap_or(Ok(()));
+            break tokio::time::timeout(farewell::PATIENCE, output.finish()).await.unwrap_or(Ok(()));
         }
         tokio::select! {
             biased;
@@ -381,46 +375,6 @@ async fn farewell(mut session: A2eSession, mut output: Output, grace: Duration) 
     if !closed {
         closing.await;
     }
-    hear_out(session).await;
+    farewell::hear_out(session).await;
     said
-}
-
-/// How long is waited for a client that is to take what is left.
-struct Patience {
-    /// How much it had taken in all when that was last looked at.
-    taken: u64,
-    until: Instant,
-    limit: Instant,
-}
-
-impl Patience {
-    fn new(taken: u64, grace: Duration) -> Self {
-        let over = clock::now() + grace;
-        Self { taken, until: over + FAREWELL, limit: over + FAREWELL_LIMIT }
-    }
-
-    async fn ends(&self) {
-        tokio::time::sleep_until(self.until.into()).await;
-    }
-
-    /// At its end: whether something was taken meanwhile, and there is time left to wait for more.
-    fn is_renewed(&mut self, taken: u64) -> bool {
-        let has_taken = std::mem::replace(&mut self.taken, taken) != taken;
-        self.until = (clock::now() + FAREWELL).min(self.limit);
-        has_taken && clock::now() < self.limit
-    }
-}
-
-/// Takes the answers that nobody hears any more: the audit has an entry for each of them.
-async fn hear_out(mut session: A2eSession) {
-    let mut unheard = Vec::new();
-    let hear = async {
-        while session.has_requests_under_way() {
-            let event = session.next(Wanted::Answers).await;
-            session.take(event, &mut unheard);
-            unheard.clear();
-        }
-    };
-    // What is not answered by then is noted as that when the session is dropped.
-    let _ = tokio::time::timeout(LAST_ANSWERS, hear).await;
 }

@@ -24,6 +24,8 @@ pub enum EnvelopeCode {
     CapabilityMissing,
     /// Nobody's request: output of a process was lost on its way to the client.
     OutputLost,
+    /// Nobody's request: what a client asks for again is no longer kept.
+    ReplayGap,
 }
 
 impl EnvelopeCode {
@@ -36,6 +38,7 @@ impl EnvelopeCode {
             Self::Unauthorized => "unauthorized",
             Self::CapabilityMissing => "capability_missing",
             Self::OutputLost => "output_lost",
+            Self::ReplayGap => "replay_gap",
         }
     }
 }

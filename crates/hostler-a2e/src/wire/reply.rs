@@ -202,6 +202,20 @@ impl Reply {
         Self { req_id: ReqId::new(""), body: Body::Error(body), outcome: Outcome::Failure(Some(code)) }
     }
 
+    /// `error` in the place of messages that a client asks for again and that are kept no more: those behind offset `after`
+    /// and up to `from`. It answers no request.
+    pub fn replay_gap(after: u64, from: u64) -> Self {
+        let message = format!(
+            "what was said between id {after} and id {from} is no longer kept, except for the replies that follow; it was \
+             sent before: read faster, come back sooner, or raise `a2e.http.replay_bytes`"
+        );
+        let code = EnvelopeCode::ReplayGap.word();
+        let detail = Detail::Gap { after, from };
+        let subject = Subject::Processes;
+        let body = ErrorBody { code, message, detail, retryable: false, capability_name: "", subject };
+        Self { req_id: ReqId::new(""), body: Body::Error(body), outcome: Outcome::Failure(Some(code)) }
+    }
+
     fn error(
         req_id: ReqId,
         code: EnvelopeCode,
@@ -396,4 +410,6 @@ enum Detail {
     Nothing {},
     /// Which bytes are missing.
     Lost { proc_id: ProcId, stream_type: &'static str, bytes: u64 },
+    /// Between which ids of frames messages are missing.
+    Gap { after: u64, from: u64 },
 }
