@@ -1,4 +1,6 @@
-//! `hostler a2e --stdio`.
+//! `hostler a2e`, over its standard streams and over HTTP ([`http`]).
+
+mod http;
 
 use std::ffi::OsString;
 use std::os::fd::{AsFd, OwnedFd};
@@ -17,6 +19,8 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::config::{Audit, Cgroup, Config, EventData};
 use crate::exit::{Failure, Status};
+
+pub(crate) use http::a2e_http;
 
 /// Hosts processes for the agent at the other end of standard input and output, until it ends the session.
 ///
@@ -45,12 +49,7 @@ async fn host(
 ) -> Result<Ending, Failure> {
     let stop = StopSignals::listen().context("failed to listen for signals")?;
     let host = Host::start(nursery, host_options(&config, inherited)).context("failed to start")?;
-    let session = host.open_session(SessionOptions {
-        max_processes: config.a2e.max_processes,
-        bytes_per_process: config.runtime.output.relay_bytes_per_process,
-        bytes_per_session: config.runtime.output.relay_bytes_per_session,
-        ..SessionOptions::relay()
-    });
+    let session = host.open_session(session_options(&config));
     let (input, output) = stdio_ends().context("failed to use standard input and output")?;
     let session = a2e_session(&config, session, audit);
     Ok(stdio::serve(session, input, output, stop.any()).await?)
@@ -81,6 +80,15 @@ fn host_options(config: &Config, inherited: Vec<(OsString, OsString)>) -> HostOp
         places: Places::of(|name| std::env::var_os(name)),
         env: inherited,
         ..HostOptions::default()
+    }
+}
+
+fn session_options(config: &Config) -> SessionOptions {
+    SessionOptions {
+        max_processes: config.a2e.max_processes,
+        bytes_per_process: config.runtime.output.relay_bytes_per_process,
+        bytes_per_session: config.runtime.output.relay_bytes_per_session,
+        ..SessionOptions::relay()
     }
 }
 

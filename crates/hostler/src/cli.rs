@@ -2,10 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
-use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
+use clap::{ArgGroup, Args, CommandFactory, Parser, Subcommand, ValueEnum};
+use hostler_http::ClearText;
 use toml::Value;
 
-use crate::config::{ConfigError, EventData, LogLevel, Origin, Schema, Setting};
+use crate::config::{ConfigError, EventData, LogLevel, Origin, Schema, SdkTransport, Setting};
 
 const EXIT_STATUS: &str = "\
 Exit status:
@@ -36,7 +37,10 @@ struct Common {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Host processes for an agent over A2E
-    #[command(after_help = EXIT_STATUS)]
+    #[command(
+        after_help = EXIT_STATUS,
+        override_usage = "hostler a2e <--stdio | --http ADDR | --sdk-config FILE> [OPTIONS]"
+    )]
     A2e(A2eArgs),
     /// Print the configuration
     #[command(after_help = EXIT_STATUS)]
@@ -47,10 +51,20 @@ pub(crate) enum Command {
 }
 
 #[derive(Debug, Args)]
+#[command(group = ArgGroup::new("transport").required(true).multiple(true).args(["stdio", "http", "sdk_config"]))]
 pub(crate) struct A2eArgs {
     /// Talk to the agent over standard input and output, one JSON object a line
-    #[arg(long, required = true)]
+    #[arg(long, conflicts_with = "http")]
     stdio: bool,
+    /// Serve agents over HTTP at HOST:PORT, or at a socket: unix:PATH
+    #[arg(long, value_name = "ADDR")]
+    http: Option<String>,
+    /// Serve other machines in clear text, tokens too
+    #[arg(long, conflicts_with = "stdio")]
+    insecure_http: bool,
+    /// Read the configuration of a Python SDK host; its transport is used unless another one is named
+    #[arg(long, value_name = "FILE")]
+    sdk_config: Option<PathBuf>,
     /// Allow these commands and no others
     #[arg(long, value_name = "CMD,...", value_delimiter = ',')]
     allow: Option<Vec<String>>,
@@ -132,6 +146,14 @@ impl Cli {
         self.common.config.as_deref().map(from_working_directory)
     }
 
+    /// The file of `--sdk-config`.
+    pub(crate) fn sdk_file(&self) -> Option<PathBuf> {
+        match &self.command {
+            Command::A2e(args) => args.sdk_config.as_deref().map(from_working_directory),
+            Command::Config(_) | Command::Doctor(_) => None,
+        }
+    }
+
     /// What the flags set.
     pub(crate) fn settings(&self) -> Result<Vec<Setting>, ConfigError> {
         let mut settings: Vec<_> =
@@ -144,7 +166,30 @@ impl Cli {
     }
 }
 
+/// How an A2E host is reached.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Transport {
+    /// Standard input and output.
+    Stdio,
+    /// HTTP, at this address.
+    Http(String),
+}
+
 impl A2eArgs {
+    /// The transport that was named, or else the one of the Python SDK's configuration.
+    pub(crate) fn transport(&self, in_sdk: Option<SdkTransport>) -> Transport {
+        match (&self.http, self.stdio, in_sdk) {
+            (Some(address), ..) => Transport::Http(address.clone()),
+            (None, false, Some(SdkTransport::Http(address))) => Transport::Http(address),
+            (None, true, _) | (None, false, Some(SdkTransport::Stdio) | None) => Transport::Stdio,
+        }
+    }
+
+    /// Whether other machines may be served in clear text.
+    pub(crate) fn clear_text(&self) -> ClearText {
+        if self.insecure_http { ClearText::Allowed } else { ClearText::Refused }
+    }
+
     fn settings(&self) -> Result<Vec<Setting>, ConfigError> {
         let mut settings = Vec::new();
         settings.extend(self.allow.as_ref().map(|names| ALLOW.set(names.clone())));

@@ -1,6 +1,6 @@
 //! The configuration: layers of settings become one validated [`Config`], which is all that the rest sees.
 //!
-//! Defaults < `$XDG_CONFIG_HOME/hostler/config.toml` < `--config` or `$HOSTLER_CONFIG` < `HOSTLER_*` < flags. Nothing is
+//! Defaults < `$XDG_CONFIG_HOME/hostler/config.toml` < `--config` or `$HOSTLER_CONFIG` < `--sdk-config` < `HOSTLER_*` < flags. Nothing is
 //! read from the working directory. The keys and their defaults stand once, in `config/default.toml`; their types and
 //! ranges once, in [`raw`]. This module reads files only in [`load`], and takes the environment as a value.
 
@@ -9,6 +9,7 @@ mod error;
 mod file;
 mod layers;
 mod raw;
+mod sdk;
 mod token;
 
 use std::ffi::OsString;
@@ -20,8 +21,10 @@ use clap::ValueEnum;
 pub(crate) use environment::{lookup, without_secrets};
 pub(crate) use error::{ConfigError, Origin};
 pub(crate) use layers::{DEFAULT_FILE, Schema, Setting};
-use raw::Raw;
-pub(crate) use token::{AuthToken, TokenSource};
+use raw::{Raw, RawHttp};
+pub(crate) use sdk::SdkTransport;
+pub(crate) use token::Token;
+use token::TokenPlace;
 
 /// Everything that can be configured, checked.
 #[derive(Clone, Debug, PartialEq)]
@@ -43,11 +46,40 @@ pub(crate) struct A2e {
     /// For processes that are started without a timeout.
     pub(crate) default_timeout: Option<Duration>,
     /// What an agent must show in its handshake.
-    pub(crate) auth_token: Option<AuthToken>,
+    pub(crate) auth_token: Option<Token>,
     pub(crate) event_data: EventData,
     /// Whether events leave out the id of the request that started their process.
     pub(crate) push_events: bool,
+    pub(crate) http: Http,
     pub(crate) audit: Option<Audit>,
+}
+
+/// The A2E host over HTTP.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Http {
+    /// What every request must bring.
+    pub(crate) bearer_token: Option<Token>,
+    pub(crate) tls: Option<Tls>,
+    pub(crate) allowed_hosts: Vec<String>,
+    pub(crate) allowed_origins: Vec<String>,
+    pub(crate) max_sessions: usize,
+    pub(crate) max_connections: usize,
+    /// Messages of a session that can be had again, in bytes.
+    pub(crate) replay_bytes: u64,
+    /// Replies before these.
+    pub(crate) replay_replies: usize,
+    pub(crate) handshake_timeout: Duration,
+    /// For a session without live processes.
+    pub(crate) idle_timeout: Duration,
+    /// For a session with live processes.
+    pub(crate) busy_timeout: Duration,
+}
+
+/// Files in PEM.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Tls {
+    pub(crate) certificate: PathBuf,
+    pub(crate) key: PathBuf,
 }
 
 /// The record of handled `proc/*` requests.
@@ -134,6 +166,8 @@ pub(crate) struct Sources {
     pub(crate) variables: Vec<(OsString, OsString)>,
     /// The file of `--config`, absolute.
     pub(crate) file: Option<PathBuf>,
+    /// The file of `--sdk-config`, absolute.
+    pub(crate) sdk_file: Option<PathBuf>,
     /// What other flags set.
     pub(crate) flags: Vec<Setting>,
 }
@@ -144,13 +178,26 @@ pub(crate) struct Loaded {
     pub(crate) config: Config,
     /// Files that were read, in the order of their layers.
     pub(crate) files: Vec<PathBuf>,
+    /// What the Python SDK's configuration says of the transport.
+    pub(crate) sdk_transport: Option<SdkTransport>,
+    /// What is to be said of it once there is a log.
+    pub(crate) warnings: Vec<String>,
     effective: Raw,
 }
 
 impl Loaded {
-    /// The effective value of every key as TOML, without secrets.
+    /// The effective value of every key as TOML, without secrets; comments say which of those are in force.
     pub(crate) fn to_toml(&self) -> Result<String, toml::ser::Error> {
-        toml::to_string(&self.effective)
+        let mut text = toml::to_string(&self.effective)?;
+        let a2e = &self.config.a2e;
+        for (token, asked_of) in
+            [(&a2e.auth_token, "a handshake"), (&a2e.http.bearer_token, "every request over HTTP")]
+        {
+            if token.is_some() {
+                text += &format!("# A token, not shown here, is asked of {asked_of}.\n");
+            }
+        }
+        Ok(text)
     }
 }
 
@@ -176,18 +223,48 @@ pub(crate) fn load(sources: &Sources) -> Result<Loaded, ConfigError> {
         settings.extend(file::settings(&schema, path, &text)?);
         files.push(path.clone());
     }
+    let mut sdk = sources.sdk_file.as_deref().map(sdk::read).transpose()?.unwrap_or_default();
+    settings.append(&mut sdk.settings);
+    files.extend(sources.sdk_file.clone());
     settings.extend(environment::settings(&schema, &sources.variables)?);
     settings.extend(sources.flags.iter().cloned());
     let effective = layers::merge(&schema, &settings)?;
     let origins = Origins(&settings);
-    let token = match token::from_variable(&sources.variables)? {
-        Some(token) => Some(token),
-        None => match effective.a2e.auth_token_file.get() {
-            Some(path) => Some(token::from_file(path, &origins.of("a2e.auth_token_file"))?),
-            None => None,
-        },
+    let a2e = &effective.a2e;
+    let tokens = Tokens {
+        auth: find_token(&token::AUTH, a2e.auth_token_file.get(), sdk.auth_token, &origins, sources)?,
+        bearer: find_token(&token::BEARER, a2e.http.bearer_token_file.get(), None, &origins, sources)?,
     };
-    Ok(Loaded { config: validate(&effective, token, &origins)?, files, effective })
+    let config = validate(&effective, tokens, &origins)?;
+    Ok(Loaded { config, files, sdk_transport: sdk.transport, warnings: sdk.warnings, effective })
+}
+
+/// The secrets of a configuration.
+struct Tokens {
+    auth: Option<Token>,
+    bearer: Option<Token>,
+}
+
+/// The variable wins, then the file that a variable names, then the Python SDK's configuration, then any other file.
+fn find_token(
+    place: &TokenPlace,
+    file: Option<&Path>,
+    in_sdk: Option<Token>,
+    origins: &Origins<'_>,
+    sources: &Sources,
+) -> Result<Option<Token>, ConfigError> {
+    if let Some(token) = place.in_variable(&sources.variables)? {
+        return Ok(Some(token));
+    }
+    let origin = origins.of(place.key);
+    match (file, in_sdk) {
+        (Some(path), Some(token)) => match origin {
+            Origin::Variable(_) => place.in_file(path, &origin).map(Some),
+            Origin::Default | Origin::File { .. } | Origin::Sdk { .. } | Origin::Flag(_) => Ok(Some(token)),
+        },
+        (Some(path), None) => place.in_file(path, &origin).map(Some),
+        (None, token) => Ok(token),
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -227,7 +304,7 @@ impl Origins<'_> {
     }
 }
 
-fn validate(raw: &Raw, auth_token: Option<AuthToken>, origins: &Origins<'_>) -> Result<Config, ConfigError> {
+fn validate(raw: &Raw, tokens: Tokens, origins: &Origins<'_>) -> Result<Config, ConfigError> {
     let a2e = &raw.a2e;
     let output = &raw.runtime.output;
     let audit = match (a2e.audit.enabled.get(), a2e.audit.path.get()) {
@@ -247,9 +324,10 @@ fn validate(raw: &Raw, auth_token: Option<AuthToken>, origins: &Origins<'_>) -> 
             max_processes: count(a2e.max_processes.get()),
             max_processes_total: count(a2e.max_processes_total.get()),
             default_timeout: Some(a2e.default_timeout_s.get()).filter(|s| *s > 0).map(Duration::from_secs),
-            auth_token,
+            auth_token: tokens.auth,
             event_data: a2e.event_data.get(),
             push_events: a2e.push_events.get(),
+            http: http(&a2e.http, tokens.bearer, origins)?,
             audit,
         },
         runtime: Runtime {
@@ -263,6 +341,33 @@ fn validate(raw: &Raw, auth_token: Option<AuthToken>, origins: &Origins<'_>) -> 
             },
         },
         log: Log { level: raw.log.level.get(), format: raw.log.format.get() },
+    })
+}
+
+fn http(raw: &RawHttp, bearer_token: Option<Token>, origins: &Origins<'_>) -> Result<Http, ConfigError> {
+    const CERT: &str = "a2e.http.tls_cert";
+    const KEY: &str = "a2e.http.tls_key";
+    let half = |set, missing| ConfigError::HalfOfTls { origin: origins.of(set), set, missing };
+    let tls = match (raw.tls_cert.get(), raw.tls_key.get()) {
+        (None, None) => None,
+        (Some(_), None) => return Err(half(CERT, KEY)),
+        (None, Some(_)) => return Err(half(KEY, CERT)),
+        (Some(certificate), Some(key)) => {
+            Some(Tls { certificate: certificate.to_owned(), key: key.to_owned() })
+        }
+    };
+    Ok(Http {
+        bearer_token,
+        tls,
+        allowed_hosts: raw.allowed_hosts.get().to_vec(),
+        allowed_origins: raw.allowed_origins.get().to_vec(),
+        max_sessions: count(raw.max_sessions.get()),
+        max_connections: count(raw.max_connections.get()),
+        replay_bytes: raw.replay_bytes.get(),
+        replay_replies: count(raw.replay_replies.get()),
+        handshake_timeout: Duration::from_secs(raw.handshake_timeout_s.get()),
+        idle_timeout: Duration::from_secs(raw.idle_timeout_s.get()),
+        busy_timeout: Duration::from_secs(raw.busy_timeout_s.get()),
     })
 }
 

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use hostler_a2e::audit::AuditError;
 use hostler_a2e::stdio::ServeError;
+use hostler_http::{AddressError, DoorError};
 use rustix::io::Errno;
 
 use crate::config::ConfigError;
@@ -39,6 +40,10 @@ pub(crate) enum Failure {
     Configuration(ConfigError),
     /// The audit cannot be written where the configuration says.
     Audit(AuditError),
+    /// What was named to listen on is no address.
+    Address(AddressError),
+    /// Nothing can be served there, or not like that.
+    Door(DoorError),
     /// Standard input cannot be read.
     Input(io::Error),
     /// Standard output cannot be written, and not because its reader has left.
@@ -75,8 +80,17 @@ impl Failure {
     pub(crate) fn status(&self) -> Status {
         match self {
             Self::Arguments(error) if error.exit_code() == 0 => Status::Done,
-            Self::Arguments(_) | Self::Configuration(_) | Self::Audit(_) => Status::Unusable,
-            Self::Input(_) | Self::Output(_) | Self::Runtime(_) | Self::Machine(_) => Status::Failed,
+            Self::Arguments(_) | Self::Configuration(_) | Self::Audit(_) | Self::Address(_) => {
+                Status::Unusable
+            }
+            Self::Door(DoorError::NeedsToken(_) | DoorError::NeedsTls(_) | DoorError::Tls(_)) => {
+                Status::Unusable
+            }
+            Self::Door(DoorError::Listen { .. } | DoorError::Socket(_) | DoorError::Owners(_))
+            | Self::Input(_)
+            | Self::Output(_)
+            | Self::Runtime(_)
+            | Self::Machine(_) => Status::Failed,
         }
     }
 
@@ -90,6 +104,8 @@ impl Failure {
                  reader first; --audit FILE or `a2e.audit.path` names another one\n",
                 chain(error)
             ),
+            Self::Address(error) => format!("error: {error}\nhint: it is what --http takes\n"),
+            Self::Door(error) => format!("error: {}\nhint: {}\n", chain(error), door_hint(error)),
             Self::Input(error) => format!(
                 "error: failed to read from standard input: {error}\nhint: it must be a pipe, a socket, a file or a \
                  terminal\n"
@@ -125,6 +141,26 @@ fn hint(error: &anyhow::Error) -> &'static str {
             "there is no memory left for this: raise `ulimit -v` or the limit of the control group"
         }
         _ => "`hostler doctor` shows what this machine offers",
+    }
+}
+
+fn door_hint(error: &DoorError) -> &'static str {
+    match error {
+        DoorError::NeedsToken(_) => {
+            "set HOSTLER_A2E_HTTP_BEARER_TOKEN or `a2e.http.bearer_token_file`, and TLS; or listen on 127.0.0.1, where this \
+             user alone gets in"
+        }
+        DoorError::NeedsTls(_) => {
+            "set `a2e.http.tls_cert` and `a2e.http.tls_key`, or use --insecure-http where nobody can listen in"
+        }
+        DoorError::Tls(_) => "both must be PEM, readable for this user, and belong together",
+        DoorError::Listen { .. } => {
+            "another program may listen there, or the address is not of this machine; port 0 is any free one"
+        }
+        DoorError::Socket(_) => "its folder must exist and this user must be able to write there",
+        DoorError::Owners(_) => {
+            "a container may hide them; set a token, or use a unix socket: --http unix:PATH"
+        }
     }
 }
 

@@ -18,8 +18,8 @@ use std::time::Duration;
 use anyhow::Context;
 use hostler_core::sys::signal::block_sigxfsz;
 
-use cli::{Cli, Command, ConfigCommand};
-use config::{Sources, TokenSource};
+use cli::{Cli, Command, ConfigCommand, Transport};
+use config::Sources;
 use exit::{Failure, Status};
 use logging::Stderr;
 
@@ -50,23 +50,27 @@ fn run(stderr: &Stderr) -> Result<ExitCode, Failure> {
         // The way out of a broken configuration, so it must not need a good one.
         return print(config::DEFAULT_FILE);
     }
-    let sources =
-        Sources { variables: std::env::vars_os().collect(), file: cli.config_file(), flags: cli.settings()? };
+    let sources = Sources {
+        variables: std::env::vars_os().collect(),
+        file: cli.config_file(),
+        sdk_file: cli.sdk_file(),
+        flags: cli.settings()?,
+    };
     let loaded = config::load(&sources)?;
     logging::init(loaded.config.log, stderr);
     tracing::debug!(files = ?loaded.files, "configuration read");
     match &cli.command {
-        Command::A2e(_) => {
-            if loaded
-                .config
-                .a2e
-                .auth_token
-                .as_ref()
-                .is_some_and(|token| token.source() == TokenSource::Variable)
-            {
+        Command::A2e(args) => {
+            loaded.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
+            let inherited = config::without_secrets(&sources.variables);
+            let config = loaded.config;
+            if config.a2e.auth_token.is_some() || config.a2e.http.bearer_token.is_some() {
                 hide_memory()?;
             }
-            a2e::a2e_stdio(loaded.config, config::without_secrets(&sources.variables))
+            match args.transport(loaded.sdk_transport) {
+                Transport::Stdio => a2e::a2e_stdio(config, inherited),
+                Transport::Http(address) => a2e::a2e_http(config, inherited, &address, args.clear_text()),
+            }
         }
         Command::Config(_) => print(&loaded.to_toml().context("failed to write the configuration as TOML")?),
         Command::Doctor(args) => {

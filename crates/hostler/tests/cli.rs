@@ -115,11 +115,21 @@ fn help_describes_commands_flags_defaults_and_exit_statuses() {
     assert_snapshot!(run(&["a2e", "--help"]), @r#"
     Host processes for an agent over A2E
 
-    Usage: hostler a2e [OPTIONS] --stdio
+    Usage: hostler a2e <--stdio | --http ADDR | --sdk-config FILE> [OPTIONS]
 
     Options:
           --stdio
               Talk to the agent over standard input and output, one JSON object a line
+
+          --http <ADDR>
+              Serve agents over HTTP at HOST:PORT, or at a socket: unix:PATH
+
+          --insecure-http
+              Serve other machines in clear text, tokens too
+
+          --sdk-config <FILE>
+              Read the configuration of a Python SDK host; its transport is used unless another one is
+              named
 
           --allow <CMD,...>
               Allow these commands and no others [a2e.allowed_commands, default: ["python3", "bash",
@@ -217,7 +227,7 @@ fn a_command_line_that_cannot_be_used_ends_with_status_2() {
     error: the following required arguments were not provided:
       --stdio
 
-    Usage: hostler a2e --stdio
+    Usage: hostler a2e <--stdio | --http ADDR | --sdk-config FILE> [OPTIONS]
 
     For more information, try '--help'.
     --- status 2
@@ -228,7 +238,7 @@ fn a_command_line_that_cannot_be_used_ends_with_status_2() {
 
       tip: a similar argument exists: '--max-processes'
 
-    Usage: hostler a2e --stdio --max-processes <N>
+    Usage: hostler a2e <--stdio | --http ADDR | --sdk-config FILE> [OPTIONS]
 
     For more information, try '--help'.
     --- status 2
@@ -314,6 +324,20 @@ fn the_values_in_force_are_shown_without_secrets() {
     event_data = "string"
     push_events = false
 
+    [a2e.http]
+    bearer_token_file = ""
+    tls_cert = ""
+    tls_key = ""
+    allowed_hosts = []
+    allowed_origins = []
+    max_sessions = 1000
+    max_connections = 2048
+    replay_bytes = 16777216
+    replay_replies = 1024
+    handshake_timeout_s = 10
+    idle_timeout_s = 1800
+    busy_timeout_s = 86400
+
     [a2e.audit]
     enabled = true
     path = "HOME/.config/hostler/audit.jsonl"
@@ -335,6 +359,7 @@ fn the_values_in_force_are_shown_without_secrets() {
     [log]
     level = "error"
     format = "text"
+    # A token, not shown here, is asked of a handshake.
     --- stderr
     --- status 0
     "#);

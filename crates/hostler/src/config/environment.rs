@@ -8,6 +8,7 @@ use toml::Value;
 
 use super::error::{ConfigError, Origin};
 use super::layers::{Schema, Setting, nearest};
+use super::token::TOKENS;
 
 /// What all of them begin with.
 const PREFIX: &str = "HOSTLER_";
@@ -15,11 +16,14 @@ const PREFIX: &str = "HOSTLER_";
 /// Names the file that `--config` would.
 pub(crate) const CONFIG_VARIABLE: &str = "HOSTLER_CONFIG";
 
-/// Holds the token itself.
-pub(crate) const TOKEN_VARIABLE: &str = "HOSTLER_A2E_AUTH_TOKEN";
+/// Variables that are no keys, besides those that hold tokens. Keepers set the last one in what they start; it says nothing
+/// to a host that finds it.
+const RESERVED: [&str; 2] = [CONFIG_VARIABLE, hostler_core::PROCESS_ID_VARIABLE];
 
-/// Variables that are no keys. Keepers set the last one in what they start; it says nothing to a host that finds it.
-const RESERVED: [&str; 3] = [CONFIG_VARIABLE, TOKEN_VARIABLE, hostler_core::PROCESS_ID_VARIABLE];
+/// Whether a variable holds a token.
+fn is_secret(name: &OsStr) -> bool {
+    TOKENS.iter().any(|token| name == token.variable)
+}
 
 /// The variables of a process, in their order.
 pub(crate) type Variables = [(OsString, OsString)];
@@ -32,7 +36,7 @@ pub(crate) fn lookup<'a>(variables: &'a Variables, name: &str) -> Option<&'a OsS
 
 /// What processes may inherit: everything but secrets.
 pub(crate) fn without_secrets(variables: &Variables) -> Vec<(OsString, OsString)> {
-    variables.iter().filter(|(name, _)| name != TOKEN_VARIABLE).cloned().collect()
+    variables.iter().filter(|(name, _)| !is_secret(name)).cloned().collect()
 }
 
 /// The variable of a key.
@@ -47,11 +51,12 @@ pub(crate) fn settings(schema: &Schema, variables: &Variables) -> Result<Vec<Set
     let mut found = Vec::new();
     for (name, value) in variables.iter().filter(|(name, _)| name.as_bytes().starts_with(PREFIX.as_bytes())) {
         let name = name.to_string_lossy().into_owned();
-        if RESERVED.contains(&name.as_str()) {
+        if RESERVED.contains(&name.as_str()) || is_secret(OsStr::new(&name)) {
             continue;
         }
         let Some((key, default)) = keys.get(&name) else {
-            let known = keys.into_keys().chain([CONFIG_VARIABLE.to_owned(), TOKEN_VARIABLE.to_owned()]);
+            let others = TOKENS.iter().map(|token| token.variable).chain([CONFIG_VARIABLE]);
+            let known = keys.into_keys().chain(others.map(str::to_owned));
             return Err(ConfigError::UnknownVariable { nearest: nearest(&name, known), name });
         };
         let origin = Origin::Variable(name);
@@ -84,15 +89,20 @@ mod tests {
             schema.keys().iter().map(|(key, _)| variable_name(key)).collect();
         assert_eq!(names.len(), schema.keys().len());
         assert!(names.contains("HOSTLER_RUNTIME_OUTPUT_RELAY_BYTES_PER_SESSION"));
-        for reserved in RESERVED {
+        for reserved in RESERVED.into_iter().chain(TOKENS.iter().map(|token| token.variable)) {
             assert!(!names.contains(reserved), "{reserved}");
         }
     }
 
     #[test]
-    fn the_token_is_not_inherited_and_everything_else_is() {
-        let given = [("HOSTLER_A2E_AUTH_TOKEN", "x"), ("PATH", "/bin"), ("HOSTLER_LOG_LEVEL", "info")]
-            .map(|(name, value)| (OsString::from(name), OsString::from(value)));
+    fn tokens_are_not_inherited_and_everything_else_is() {
+        let given = [
+            ("HOSTLER_A2E_AUTH_TOKEN", "x"),
+            ("PATH", "/bin"),
+            ("HOSTLER_A2E_HTTP_BEARER_TOKEN", "y"),
+            ("HOSTLER_LOG_LEVEL", "info"),
+        ]
+        .map(|(name, value)| (OsString::from(name), OsString::from(value)));
         let names: Vec<_> = without_secrets(&given).into_iter().map(|(name, _)| name).collect();
         assert_eq!(names, ["PATH", "HOSTLER_LOG_LEVEL"]);
     }

@@ -16,6 +16,8 @@ pub(crate) enum Origin {
     Variable(String),
     /// In the flag of this name, dashes included.
     Flag(&'static str),
+    /// In the Python SDK's configuration, at this key.
+    Sdk { path: PathBuf, key: String },
 }
 
 impl fmt::Display for Origin {
@@ -25,6 +27,8 @@ impl fmt::Display for Origin {
             Self::File { path, line } => write!(f, "{}:{line}", path.display()),
             Self::Variable(name) => write!(f, "variable {name}"),
             Self::Flag(name) => write!(f, "flag {name}"),
+            Self::Sdk { path, key } if key.is_empty() => write!(f, "{}", path.display()),
+            Self::Sdk { path, key } => write!(f, "{}: {key}", path.display()),
         }
     }
 }
@@ -65,12 +69,68 @@ pub(crate) enum ConfigError {
     /// The audit is on and has nowhere to go.
     #[error("{origin}: the audit is enabled, but `a2e.audit.path` is empty")]
     AuditWithoutPath { origin: Origin },
+    /// A certificate without its key, or the other way round.
+    #[error("{origin}: `{set}` is set, but `{missing}` is empty")]
+    HalfOfTls { origin: Origin, set: &'static str, missing: &'static str },
+    /// The Python SDK's configuration asks for something that cannot be done here, or holds something else than it should.
+    #[error("{origin}: {problem}")]
+    Sdk { origin: Origin, problem: SdkProblem },
     /// The file with the token cannot be read.
     #[error("{origin}: failed to read the token file {}", path.display())]
-    ReadToken { origin: Origin, path: PathBuf, source: io::Error },
+    ReadToken { origin: Origin, path: PathBuf, variable: &'static str, source: io::Error },
     /// A token that is empty, too long, or no text.
     #[error("{origin}: the token {problem}")]
     BadToken { origin: Origin, problem: TokenProblem },
+}
+
+/// What is wrong with the Python SDK's configuration.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum SdkProblem {
+    /// No YAML, or more than it may be; the reason is the reader's.
+    Syntax { reason: String },
+    /// Something else than this has to be there.
+    Expected { what: &'static str },
+    /// Two spellings of a key, with two values.
+    TwoValues { other: String },
+    /// Programs shall have no network.
+    DisableNetwork,
+    /// The plugin is switched off, or not there.
+    NoProcPlugin,
+    /// A word that names no transport.
+    Transport,
+}
+
+impl fmt::Display for SdkProblem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Syntax { reason } => write!(f, "not valid YAML: {reason}"),
+            Self::Expected { what } => write!(f, "expected {what}"),
+            Self::TwoValues { other } => {
+                write!(f, "says something else than `{other}`, which is the same key")
+            }
+            Self::DisableNetwork => {
+                f.write_str("programs cannot be kept from the network yet, so this host does not start")
+            }
+            Self::NoProcPlugin => {
+                f.write_str("there is no enabled plugin of type `proc`, which is all that is hosted here")
+            }
+            Self::Transport => f.write_str("expected `http`, `direct` or `subprocess`"),
+        }
+    }
+}
+
+impl SdkProblem {
+    fn hint(&self) -> &'static str {
+        match self {
+            Self::Syntax { .. } | Self::Expected { .. } => "docs/sdk.md lists the keys and what they take",
+            Self::TwoValues { .. } => "leave one of them out",
+            Self::DisableNetwork => {
+                "start it where there is no network, such as in a network namespace, and leave the key out"
+            }
+            Self::NoProcPlugin => "add the plugin, or enable it; or start without --sdk-config",
+            Self::Transport => "name one of them, or use --stdio or --http ADDR",
+        }
+    }
 }
 
 /// What is wrong with a token. The token itself is never shown.
@@ -79,6 +139,7 @@ pub(crate) enum TokenProblem {
     Empty,
     TooLong { limit: usize },
     NotText,
+    NotForAHeader,
 }
 
 impl fmt::Display for TokenProblem {
@@ -87,6 +148,7 @@ impl fmt::Display for TokenProblem {
             Self::Empty => f.write_str("is empty"),
             Self::TooLong { limit } => write!(f, "is longer than {limit} bytes"),
             Self::NotText => f.write_str("is not valid UTF-8"),
+            Self::NotForAHeader => f.write_str("holds a blank or something else that no header can carry"),
         }
     }
 }
@@ -114,8 +176,10 @@ impl ConfigError {
             Self::AuditWithoutPath { .. } => {
                 "set `a2e.audit.path`, use --audit FILE, or set `a2e.audit.enabled` to false".into()
             }
-            Self::ReadToken { .. } => {
-                "make the file readable for this user, or set HOSTLER_A2E_AUTH_TOKEN instead".into()
+            Self::HalfOfTls { .. } => "TLS needs a certificate and its key: set both, or neither".into(),
+            Self::Sdk { problem, .. } => problem.hint().into(),
+            Self::ReadToken { variable, .. } => {
+                format!("make the file readable for this user, or set {variable} instead")
             }
             Self::BadToken { .. } => "write the token again, or unset it to ask for none".into(),
         }

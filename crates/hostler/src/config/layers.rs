@@ -13,7 +13,14 @@ use super::raw::Raw;
 pub(crate) const DEFAULT_FILE: &str = include_str!("../../config/default.toml");
 
 /// Keys whose value is a path, so that a relative one can be read against its origin.
-const PATH_KEYS: &[&str] = &["a2e.auth_token_file", "a2e.audit.path", "runtime.state_dir"];
+const PATH_KEYS: &[&str] = &[
+    "a2e.auth_token_file",
+    "a2e.http.bearer_token_file",
+    "a2e.http.tls_cert",
+    "a2e.http.tls_key",
+    "a2e.audit.path",
+    "runtime.state_dir",
+];
 
 /// One value for one key, from one place.
 #[derive(Clone, Debug, PartialEq)]
@@ -149,7 +156,7 @@ fn absolute(setting: &Setting) -> Result<Value, ConfigError> {
     };
     let folder = match &setting.origin {
         Origin::File { path, .. } => path.parent().and_then(Path::to_str),
-        Origin::Default | Origin::Variable(_) | Origin::Flag(_) => None,
+        Origin::Default | Origin::Variable(_) | Origin::Flag(_) | Origin::Sdk { .. } => None,
     };
     match folder {
         Some(folder) => Ok(Value::String(format!("{}/{relative}", folder.trim_end_matches('/')))),

@@ -25,14 +25,33 @@ pub(crate) struct Raw {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct RawA2e {
-    pub(crate) allowed_commands: CommandNames,
+    pub(crate) allowed_commands: List<CommandName>,
     pub(crate) max_processes: Whole<1, 1_000_000>,
     pub(crate) max_processes_total: Whole<1, 1_000_000>,
     pub(crate) default_timeout_s: Whole<0, 1_000_000_000>,
     pub(crate) auth_token_file: FilePath,
     pub(crate) event_data: Word<EventData>,
     pub(crate) push_events: Switch,
+    pub(crate) http: RawHttp,
     pub(crate) audit: RawAudit,
+}
+
+/// `[a2e.http]`
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct RawHttp {
+    pub(crate) bearer_token_file: FilePath,
+    pub(crate) tls_cert: FilePath,
+    pub(crate) tls_key: FilePath,
+    pub(crate) allowed_hosts: List<HostName>,
+    pub(crate) allowed_origins: List<PageOrigin>,
+    pub(crate) max_sessions: Whole<1, 1_000_000>,
+    pub(crate) max_connections: Whole<1, 1_000_000>,
+    pub(crate) replay_bytes: Whole<0, TIB>,
+    pub(crate) replay_replies: Whole<0, 1_000_000>,
+    pub(crate) handshake_timeout_s: Whole<1, 86_400>,
+    pub(crate) idle_timeout_s: Whole<1, 1_000_000_000>,
+    pub(crate) busy_timeout_s: Whole<1, 1_000_000_000>,
 }
 
 /// `[a2e.audit]`
@@ -148,39 +167,97 @@ impl<'de> Deserialize<'de> for FilePath {
     }
 }
 
-/// Words that an agent's command may begin with.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(transparent)]
-pub(crate) struct CommandNames(Vec<String>);
+/// What the texts of a list are.
+pub(crate) trait Item {
+    /// How a list of them is called.
+    const LIST: &'static str;
 
-impl CommandNames {
+    fn is_allowed(text: &str) -> bool;
+}
+
+/// A word that an agent's command may begin with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum CommandName {}
+
+impl Item for CommandName {
+    const LIST: &'static str = "a list of names of commands, none of them empty or with a blank at an end";
+
+    fn is_allowed(text: &str) -> bool {
+        !text.is_empty() && !text.contains('\0') && text.trim() == text
+    }
+}
+
+/// A name that a `Host` header may have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum HostName {}
+
+impl Item for HostName {
+    const LIST: &'static str = "a list of host names, such as \"build.example\", without scheme or port";
+
+    fn is_allowed(text: &str) -> bool {
+        let is_of_a_name = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_');
+        !text.is_empty() && text.bytes().all(is_of_a_name)
+    }
+}
+
+/// What a web page comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum PageOrigin {}
+
+impl Item for PageOrigin {
+    const LIST: &'static str =
+        "a list of origins, such as \"https://tool.example\" or \"http://localhost:3000\", without a path";
+
+    fn is_allowed(text: &str) -> bool {
+        let is_of_a_host =
+            |byte: u8| byte.is_ascii_graphic() && !matches!(byte, b'/' | b'?' | b'#' | b'@' | b'*');
+        text.split_once("://").is_some_and(|(scheme, host)| {
+            scheme.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'+' | b'-' | b'.'))
+                && !scheme.is_empty()
+                && !host.is_empty()
+                && host.bytes().all(is_of_a_host)
+        })
+    }
+}
+
+/// A list of texts of one kind.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct List<I>(Vec<String>, PhantomData<I>);
+
+impl<I> List<I> {
     pub(crate) fn get(&self) -> &[String] {
         &self.0
     }
 }
 
-impl<'de> Deserialize<'de> for CommandNames {
+impl<I> Serialize for List<I> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.0.serialize(serializer)
+    }
+}
+
+impl<'de, I: Item> Deserialize<'de> for List<I> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Names;
-        impl<'de> Visitor<'de> for Names {
-            type Value = CommandNames;
+        struct Texts<I>(PhantomData<I>);
+        impl<'de, I: Item> Visitor<'de> for Texts<I> {
+            type Value = List<I>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a list of names of commands, none of them empty or with a blank at an end")
+                f.write_str(I::LIST)
             }
 
             fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Self::Value, A::Error> {
-                let mut names = Vec::new();
-                while let Some(name) = items.next_element::<String>()? {
-                    if name.is_empty() || name.contains('\0') || name.trim() != name {
-                        return Err(A::Error::invalid_value(Unexpected::Str(&name), &self));
+                let mut texts = Vec::new();
+                while let Some(text) = items.next_element::<String>()? {
+                    if !I::is_allowed(&text) {
+                        return Err(A::Error::invalid_value(Unexpected::Str(&text), &self));
                     }
-                    names.push(name);
+                    texts.push(text);
                 }
-                Ok(CommandNames(names))
+                Ok(List(texts, PhantomData))
             }
         }
-        deserializer.deserialize_seq(Names)
+        deserializer.deserialize_seq(Texts(PhantomData))
     }
 }
 

@@ -76,6 +76,19 @@ fn the_default_file_gives_the_documented_defaults() {
             auth_token: None,
             event_data: EventData::String,
             push_events: false,
+            http: Http {
+                bearer_token: None,
+                tls: None,
+                allowed_hosts: Vec::new(),
+                allowed_origins: Vec::new(),
+                max_sessions: 1000,
+                max_connections: 2048,
+                replay_bytes: 16_777_216,
+                replay_replies: 1024,
+                handshake_timeout: Duration::from_secs(10),
+                idle_timeout: Duration::from_secs(1800),
+                busy_timeout: Duration::from_secs(86_400),
+            },
             audit: None,
         },
         runtime: Runtime {
@@ -203,13 +216,65 @@ fn effective_values_are_a_configuration_file_of_the_same_meaning() {
 fn the_token_of_the_variable_wins_and_is_never_shown() {
     let place = Place::new().file("token", "from-file\r\n").user_file("a2e.auth_token_file = '../token'");
     let token = place.config().a2e.auth_token.unwrap();
-    assert_eq!((token.reveal(), token.source()), ("from-file", TokenSource::File));
+    assert_eq!(token.reveal(), "from-file");
     let place = place.variable("HOSTLER_A2E_AUTH_TOKEN", "s3cret ");
     let loaded = load(&place.sources).unwrap();
     let token = loaded.config.a2e.auth_token.as_ref().unwrap();
-    assert_eq!((token.reveal(), token.source()), ("s3cret ", TokenSource::Variable));
+    assert_eq!(token.reveal(), "s3cret ");
     let shown = format!("{loaded:?}{}", loaded.to_toml().unwrap());
     assert!(!shown.contains("s3cret") && !shown.contains("from-file"), "{shown}");
+}
+
+#[test]
+fn the_bearer_token_is_another_one_and_must_fit_a_header() {
+    let place = Place::new()
+        .file("token", "from-file\n")
+        .user_file("a2e.http.bearer_token_file = '../token'")
+        .variable("HOSTLER_A2E_AUTH_TOKEN", "s3cret");
+    let a2e = place.config().a2e;
+    assert_eq!(a2e.auth_token.unwrap().reveal(), "s3cret");
+    assert_eq!(a2e.http.bearer_token.unwrap().reveal(), "from-file");
+    let loaded = load(&place.sources).unwrap();
+    let shown = format!("{loaded:?}{}", loaded.to_toml().unwrap());
+    assert!(!shown.contains("s3cret") && !shown.contains("from-file"), "{shown}");
+    assert_snapshot!(error_in_variable("HOSTLER_A2E_HTTP_BEARER_TOKEN", "two words"), @"
+    variable HOSTLER_A2E_HTTP_BEARER_TOKEN: the token holds a blank or something else that no header can carry
+    hint: write the token again, or unset it to ask for none
+    ");
+}
+
+#[test]
+fn tls_needs_both_of_its_files() {
+    let both = "[a2e.http]\ntls_cert = 'c.pem'\ntls_key = '/k.pem'\n";
+    let place = Place::new().user_file(both);
+    let tls = Tls { certificate: place.path("hostler/c.pem"), key: "/k.pem".into() };
+    assert_eq!(place.config().a2e.http.tls, Some(tls));
+    assert_snapshot!(error_in_file("[a2e.http]\ntls_cert = '/c.pem'\n"), @"
+    DIR/hostler/config.toml:2: `a2e.http.tls_cert` is set, but `a2e.http.tls_key` is empty
+    hint: TLS needs a certificate and its key: set both, or neither
+    ");
+    assert_snapshot!(error_in_file("a2e.http.tls_key = '/k.pem'"), @"
+    DIR/hostler/config.toml:1: `a2e.http.tls_key` is set, but `a2e.http.tls_cert` is empty
+    hint: TLS needs a certificate and its key: set both, or neither
+    ");
+}
+
+#[test]
+fn hosts_and_origins_are_what_headers_say() {
+    let place = Place::new()
+        .variable("HOSTLER_A2E_HTTP_ALLOWED_HOSTS", "build.example,ci_1")
+        .variable("HOSTLER_A2E_HTTP_ALLOWED_ORIGINS", "https://tool.example,http://localhost:3000");
+    let http = place.config().a2e.http;
+    assert_eq!(http.allowed_hosts, ["build.example", "ci_1"]);
+    assert_eq!(http.allowed_origins, ["https://tool.example", "http://localhost:3000"]);
+    for bad in ["https://build.example", "build.example:80", "", "*", "a b"] {
+        let error = error_in_file(&format!("a2e.http.allowed_hosts = ['{bad}']"));
+        assert!(error.contains("a list of host names"), "{error}");
+    }
+    for bad in ["tool.example", "https://", "https://tool.example/", "*", "https://*.example", "null", ""] {
+        let error = error_in_file(&format!("a2e.http.allowed_origins = ['{bad}']"));
+        assert!(error.contains("a list of origins"), "{error}");
+    }
 }
 
 #[test]

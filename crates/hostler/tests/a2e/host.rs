@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use hostler_testkit::{
     NoProcessLeft, ProcessInfo, PublicCopy, TestEnv, Token, as_nobody, descendants, evil, fd_count,
-    public_copy, rss_kib, wait_until,
+    public_copy, read_line, rss_kib, wait_until,
 };
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -27,6 +27,7 @@ pub(crate) struct Setup {
     evil: PathBuf,
     user: User,
     allowed: Vec<String>,
+    transport: Vec<OsString>,
     flags: Vec<OsString>,
     variables: Vec<(OsString, OsString)>,
     before: Vec<String>,
@@ -58,7 +59,8 @@ impl Setup {
         let allowed = ["python3", "bash", "ls", evil.to_str().unwrap()].map(str::to_owned).to_vec();
         let token = Token::new(test);
         let (flags, variables) = (Vec::new(), Vec::new());
-        Self { env, token, program, evil, user, allowed, flags, variables, before: Vec::new() }
+        let transport = vec!["--stdio".into()];
+        Self { env, token, program, evil, user, allowed, transport, flags, variables, before: Vec::new() }
     }
 
     /// Allows one more command.
@@ -69,6 +71,19 @@ impl Setup {
 
     pub(crate) fn flag(mut self, flag: impl Into<OsString>) -> Self {
         self.flags.push(flag.into());
+        self
+    }
+
+    /// Listens on this address instead of talking over its standard streams.
+    pub(crate) fn http_at(mut self, address: &str) -> Self {
+        self.transport = vec!["--http".into(), address.into()];
+        self
+    }
+
+    /// Takes the place of a host of the Python SDK: its configuration says how it is reached, and what may be started.
+    pub(crate) fn sdk_config(mut self, file: &Path) -> Self {
+        self.transport = vec!["--sdk-config".into(), file.into()];
+        self.allowed = Vec::new();
         self
     }
 
@@ -106,7 +121,11 @@ impl Setup {
             command.args(["-c", &format!("{before} && exec \"$0\" \"$@\"")]).arg(&self.program);
             command
         };
-        command.args(["a2e", "--stdio", "--allow", &self.allowed.join(",")]).args(&self.flags);
+        command.arg("a2e").args(&self.transport);
+        if !self.allowed.is_empty() {
+            command.args(["--allow", &self.allowed.join(",")]);
+        }
+        command.args(&self.flags);
         let (name, value) = self.token.env();
         command.env(name, value).envs(self.variables.iter().cloned());
         match self.user {
@@ -121,6 +140,20 @@ impl Setup {
         let (ours_out, theirs_out) = std::io::pipe().unwrap();
         let host = self.start_on(OwnedFd::from(theirs_in), OwnedFd::from(theirs_out));
         (host, Client::new(ours_in.into(), ours_out.into()))
+    }
+
+    /// Starts the host on a free port of this machine; where that is.
+    pub(crate) fn start_http(self) -> (Host, String) {
+        self.http_at("127.0.0.1:0").start_listening()
+    }
+
+    /// Starts a host that listens; its URL.
+    pub(crate) fn start_listening(self) -> (Host, String) {
+        let (ours, theirs) = std::io::pipe().unwrap();
+        let host = self.start_on(Stdio::null(), OwnedFd::from(theirs));
+        let line = read_line(ours, LONG);
+        let url = line.strip_prefix("listening on ").unwrap_or_else(|| panic!("{line:?}: {}", host.log()));
+        (host, url.trim_end().to_owned())
     }
 
     /// The same, and a good handshake.

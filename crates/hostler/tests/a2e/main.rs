@@ -1,4 +1,5 @@
-//! `hostler a2e --stdio` from outside: the built program, real processes, a small client of our own.
+//! `hostler a2e` from outside: the built program, real processes, small clients of our own. Over its standard streams, but for
+//! what is in [`http`].
 //!
 //! [`host`] starts the program in an environment of its own and checks at its end that nothing of it is left; [`client`]
 //! speaks A2E over any pair of descriptors. The other modules hold the tests, one a matter.
@@ -19,6 +20,7 @@ mod channels;
 mod disk;
 mod endings;
 mod handshake;
+mod http;
 mod kills;
 mod limits;
 mod lines;

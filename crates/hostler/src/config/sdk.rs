@@ -1,0 +1,320 @@
+//! The configuration of the Python SDK's host, for those who move from it: `docs/sdk.md`.
+//!
+//! Its keys become settings of ours, above all files and below variables and flags. What has no effect here is said, key
+//! by key, and what cannot be honoured keeps the host from starting: nothing is ignored in silence.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value};
+
+use super::error::{ConfigError, Origin, SdkProblem};
+use super::file;
+use super::layers::Setting;
+use super::token::{AUTH, Token};
+
+/// How the SDK's host would be reached.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum SdkTransport {
+    /// As a child, by standard input and output.
+    Stdio,
+    /// By HTTP, at this address.
+    Http(String),
+}
+
+/// What a file says.
+#[derive(Debug, Default)]
+pub(crate) struct Sdk {
+    pub(crate) settings: Vec<Setting>,
+    pub(crate) auth_token: Option<Token>,
+    pub(crate) transport: Option<SdkTransport>,
+    pub(crate) warnings: Vec<String>,
+}
+
+/// The smallest values that ours have where the SDK has smaller ones.
+const MIN_ROTATE_BYTES: i64 = 65_536;
+const MIN_RELAY_BYTES: i64 = 65_536;
+
+/// Reads a file, which must be there.
+pub(crate) fn read(path: &Path) -> Result<Sdk, ConfigError> {
+    let text = file::read(path)?.ok_or_else(|| ConfigError::ReadFile {
+        path: path.to_owned(),
+        source: rustix::io::Errno::NOENT.into(),
+    })?;
+    parse(path, &text)
+}
+
+fn parse(path: &Path, text: &str) -> Result<Sdk, ConfigError> {
+    let reader = Reader { path: path.to_owned() };
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+    let document: Value = serde_saphyr::from_str(text).map_err(|error| {
+        let reason = error.to_string();
+        reader
+            .problem("", SdkProblem::Syntax { reason: reason.lines().next().unwrap_or_default().to_owned() })
+    })?;
+    let mut sdk = Sdk::default();
+    reader.document(document, &mut sdk)?;
+    Ok(sdk)
+}
+
+/// A mapping whose keys are taken out as they are read; what is left at the end has no effect.
+struct Section<'r> {
+    reader: &'r Reader,
+    at: String,
+    keys: Map<String, Value>,
+}
+
+struct Reader {
+    path: PathBuf,
+}
+
+impl Reader {
+    fn problem(&self, key: &str, problem: SdkProblem) -> ConfigError {
+        ConfigError::Sdk { origin: self.origin(key), problem }
+    }
+
+    fn origin(&self, key: &str) -> Origin {
+        Origin::Sdk { path: self.path.clone(), key: key.to_owned() }
+    }
+
+    fn section(&self, at: &str, value: Value) -> Result<Section<'_>, ConfigError> {
+        match value {
+            Value::Object(keys) => Ok(Section { reader: self, at: at.to_owned(), keys }),
+            // An empty file, or a key with nothing behind it.
+            Value::Null => Ok(Section { reader: self, at: at.to_owned(), keys: Map::new() }),
+            Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Array(_) => {
+                Err(self.problem(at, SdkProblem::Expected { what: "keys and values" }))
+            }
+        }
+    }
+
+    fn document(&self, document: Value, sdk: &mut Sdk) -> Result<(), ConfigError> {
+        let mut root = self.section("", document)?;
+        // Its clients take events for replies otherwise, and nothing but objects in them.
+        for (key, value) in
+            [("a2e.event_data", "object".into()), ("a2e.push_events", toml::Value::Boolean(true))]
+        {
+            sdk.settings.push(Setting { key: key.to_owned(), value, origin: self.origin("") });
+        }
+        sdk.auth_token = match root.text("auth_token")? {
+            Some(token) if !token.is_empty() => {
+                Some(AUTH.parse(token.as_bytes(), &self.origin("auth_token"))?)
+            }
+            Some(_) | None => None,
+        };
+        self.transport(&mut root, sdk)?;
+        self.audit(&mut root, sdk)?;
+        self.plugins(&mut root, sdk)?;
+        root.warn_of_the_rest(sdk);
+        Ok(())
+    }
+
+    fn transport(&self, root: &mut Section<'_>, sdk: &mut Sdk) -> Result<(), ConfigError> {
+        let mut server = root.section("server")?;
+        let host = server.text("host")?.unwrap_or_else(|| "127.0.0.1".to_owned());
+        let port = server.whole("port", 0..=65_535, "a port, 0 to 65535")?.unwrap_or(8000);
+        server.warn_of_the_rest(sdk);
+        let mut transport = root.section("transport")?;
+        let kind = transport.text("type")?;
+        transport.warn_of_the_rest(sdk);
+        sdk.transport = Some(match kind.as_deref() {
+            None | Some("http") if host.contains(':') => SdkTransport::Http(format!("[{host}]:{port}")),
+            None | Some("http") => SdkTransport::Http(format!("{host}:{port}")),
+            Some("direct" | "subprocess") => SdkTransport::Stdio,
+            Some(_) => return Err(self.problem("transport.type", SdkProblem::Transport)),
+        });
+        Ok(())
+    }
+
+    fn audit(&self, root: &mut Section<'_>, sdk: &mut Sdk) -> Result<(), ConfigError> {
+        let mut audit = root.section("audit")?;
+        if let Some(enabled) = audit.switch("enabled")? {
+            audit.set(sdk, "enabled", "a2e.audit.enabled", toml::Value::Boolean(enabled));
+        }
+        if let Some(path) = audit.text("path")? {
+            // Relative to the working directory, as the SDK has it.
+            let path = std::path::absolute(&path).map_or(path, |path| path.to_string_lossy().into_owned());
+            audit.set(sdk, "path", "a2e.audit.path", path.into());
+        }
+        let mut rotate = audit.section("rotate")?;
+        if let Some(bytes) = rotate.whole("max_bytes", 0..=i64::MAX, "a number of bytes")? {
+            let bytes = rotate.at_least(sdk, "max_bytes", bytes, MIN_ROTATE_BYTES);
+            rotate.set(sdk, "max_bytes", "a2e.audit.max_bytes", bytes.into());
+        }
+        if let Some(count) = rotate.whole("backup_count", 0..=i64::MAX, "a number of files")? {
+            rotate.set(sdk, "backup_count", "a2e.audit.backup_count", count.into());
+        }
+        rotate.warn_of_the_rest(sdk);
+        audit.warn_of_the_rest(sdk);
+        Ok(())
+    }
+
+    fn plugins(&self, root: &mut Section<'_>, sdk: &mut Sdk) -> Result<(), ConfigError> {
+        let plugins = match root.keys.remove("plugins") {
+            Some(Value::Array(plugins)) => plugins,
+            None | Some(Value::Null) => Vec::new(),
+            Some(Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Object(_)) => {
+                return Err(self.problem("plugins", SdkProblem::Expected { what: "a list of plugins" }));
+            }
+        };
+        let mut hosted = None;
+        for (number, plugin) in plugins.into_iter().enumerate() {
+            let at = format!("plugins[{number}]");
+            let mut plugin = self.section(&at, plugin)?;
+            let kind = plugin.text("type")?;
+            let class = plugin.text("cls")?;
+            let name = plugin.text("name")?;
+            if hosted.is_none() && is_proc([&kind, &class, &name]) {
+                let metadata = plugin.section("metadata")?;
+                plugin.warn_of_the_rest(sdk);
+                hosted = Some(metadata);
+            } else {
+                sdk.warnings.push(self.no_effect(&at));
+            }
+        }
+        let mut metadata = hosted.ok_or_else(|| self.problem("plugins", SdkProblem::NoProcPlugin))?;
+        self.proc_plugin(&mut metadata, sdk)?;
+        metadata.warn_of_the_rest(sdk);
+        Ok(())
+    }
+
+    fn proc_plugin(&self, metadata: &mut Section<'_>, sdk: &mut Sdk) -> Result<(), ConfigError> {
+        if metadata.switch("enabled")? == Some(false) {
+            return Err(self.problem(&metadata.key("enabled"), SdkProblem::NoProcPlugin));
+        }
+        let off = metadata.either("DISABLE_NETWORK", "network_disabled")?;
+        if let Some((key, value)) = off
+            && Section::as_switch(&value).ok_or_else(|| metadata.expected(key, "true or false"))?
+        {
+            return Err(self.problem(&metadata.key(key), SdkProblem::DisableNetwork));
+        }
+        if let Some((key, value)) = metadata.either("ALLOWED_COMMANDS", "allowed_commands")? {
+            let names = Section::as_texts(&value).ok_or_else(|| metadata.expected(key, "a list of texts"))?;
+            metadata.set(sdk, key, "a2e.allowed_commands", names.into());
+        }
+        for (upper, lower, ours, least) in [
+            ("DEFAULT_TIMEOUT", "timeout", "a2e.default_timeout_s", 0),
+            ("MAX_PROCS", "max_procs", "a2e.max_processes", 0),
+            (
+                "MAX_OUTPUT_BYTES",
+                "max_output_bytes",
+                "runtime.output.relay_bytes_per_process",
+                MIN_RELAY_BYTES,
+            ),
+        ] {
+            let Some((key, value)) = metadata.either(upper, lower)? else { continue };
+            let whole = Section::as_whole(&value).filter(|number| *number >= 0);
+            let number = whole.ok_or_else(|| metadata.expected(key, "a whole number, not negative"))?;
+            let number = metadata.at_least(sdk, key, number, least);
+            metadata.set(sdk, key, ours, number.into());
+        }
+        Ok(())
+    }
+
+    fn no_effect(&self, key: &str) -> String {
+        format!("{}: {key} has no effect here", self.path.display())
+    }
+}
+
+/// Whether one of the words that a plugin is described by names the plugin for processes.
+fn is_proc(words: [&Option<String>; 3]) -> bool {
+    let last = |word: &str| word.rsplit(['.', ':']).next().unwrap_or_default().to_ascii_lowercase();
+    words.into_iter().flatten().map(|word| last(word)).any(|word| word.starts_with("proc"))
+}
+
+impl Section<'_> {
+    /// The full name of a key.
+    fn key(&self, name: &str) -> String {
+        if self.at.is_empty() { name.to_owned() } else { format!("{}.{name}", self.at) }
+    }
+
+    fn expected(&self, name: &str, what: &'static str) -> ConfigError {
+        self.reader.problem(&self.key(name), SdkProblem::Expected { what })
+    }
+
+    fn section(&mut self, name: &str) -> Result<Self, ConfigError> {
+        let value = self.keys.remove(name).unwrap_or_default();
+        self.reader.section(&self.key(name), value)
+    }
+
+    /// A key that is there and not null.
+    fn take(&mut self, name: &str) -> Option<Value> {
+        self.keys.remove(name).filter(|value| !value.is_null())
+    }
+
+    fn text(&mut self, name: &str) -> Result<Option<String>, ConfigError> {
+        match self.take(name) {
+            None => Ok(None),
+            Some(Value::String(text)) => Ok(Some(text)),
+            Some(_) => Err(self.expected(name, "a text")),
+        }
+    }
+
+    fn switch(&mut self, name: &str) -> Result<Option<bool>, ConfigError> {
+        let Some(value) = self.take(name) else { return Ok(None) };
+        Self::as_switch(&value).map(Some).ok_or_else(|| self.expected(name, "true or false"))
+    }
+
+    fn whole(
+        &mut self,
+        name: &str,
+        range: std::ops::RangeInclusive<i64>,
+        what: &'static str,
+    ) -> Result<Option<i64>, ConfigError> {
+        let Some(value) = self.take(name) else { return Ok(None) };
+        let number = Self::as_whole(&value).filter(|number| range.contains(number));
+        number.map(Some).ok_or_else(|| self.expected(name, what))
+    }
+
+    /// A key that has two spellings, which must not differ.
+    fn either(
+        &mut self,
+        upper: &'static str,
+        lower: &'static str,
+    ) -> Result<Option<(&'static str, Value)>, ConfigError> {
+        match (self.take(upper), self.take(lower)) {
+            (Some(a), Some(b)) if a != b => {
+                let other = self.key(lower);
+                Err(self.reader.problem(&self.key(upper), SdkProblem::TwoValues { other }))
+            }
+            (Some(value), _) => Ok(Some((upper, value))),
+            (None, Some(value)) => Ok(Some((lower, value))),
+            (None, None) => Ok(None),
+        }
+    }
+
+    fn as_switch(value: &Value) -> Option<bool> {
+        value.as_bool()
+    }
+
+    fn as_whole(value: &Value) -> Option<i64> {
+        #[expect(clippy::cast_possible_truncation, reason = "only where it is a whole number in that range")]
+        let of_float = || value.as_f64().filter(|f| f.fract() == 0.0 && f.abs() < 1e15).map(|f| f as i64);
+        value.as_i64().or_else(of_float)
+    }
+
+    fn as_texts(value: &Value) -> Option<Vec<String>> {
+        value.as_array()?.iter().map(|item| Some(item.as_str()?.to_owned())).collect()
+    }
+
+    fn set(&self, sdk: &mut Sdk, name: &str, ours: &str, value: toml::Value) {
+        let origin = self.reader.origin(&self.key(name));
+        sdk.settings.push(Setting { key: ours.to_owned(), value, origin });
+    }
+
+    /// A number that is not smaller than ours may be.
+    fn at_least(&self, sdk: &mut Sdk, name: &str, number: i64, least: i64) -> i64 {
+        if number < least {
+            let (path, key) = (self.reader.path.display(), self.key(name));
+            sdk.warnings.push(format!("{path}: {key} is {number}; the least here is {least}, which is used"));
+        }
+        number.max(least)
+    }
+
+    fn warn_of_the_rest(self, sdk: &mut Sdk) {
+        let rest = self.keys.keys().map(|name| self.reader.no_effect(&self.key(name)));
+        sdk.warnings.extend(rest);
+    }
+}
+
+#[cfg(test)]
+mod tests;
