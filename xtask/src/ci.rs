@@ -1,11 +1,13 @@
 //! The recipes: `check` for while one writes, `ci` for everything. Cheap steps come first, so that a slip in the
 //! format is told before the optimised build has begun.
 
+use std::ffi::OsStr;
 use std::fs;
-use std::path::PathBuf;
-use std::process::Command;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 
 use crate::steps::Steps;
 use crate::{house, smoke, tidy};
@@ -90,14 +92,55 @@ fn a2e_conformance(steps: &mut Steps) -> Result<()> {
         steps.left_out(NAME, &format!("no driver at {A2E_DRIVER}; {A2E_DRIVER_VARIABLE}=FILE names another"));
         return Ok(());
     }
-    let home = clean_home("a2e-conformance")?;
-    let mut command = Command::new("python3");
-    command.arg(driver).arg("--stdio").arg(format!("{} a2e --stdio", house::release_binary().display()));
+    let stdio = format!("{} a2e --stdio", house::release_binary().display());
+    steps.step(NAME, || {
+        house::run(at_home("a2e-conformance", "python3")?.arg(&driver).args(["--stdio", &stdio]))
+    })?;
+    steps.step("a2e conformance over HTTP", || over_http(&driver, None))?;
+    steps.step("a2e conformance over HTTP with a token", || over_http(&driver, Some("sesame")))
+}
+
+/// The same driver against a host that listens, which is ended afterwards. Its token is that of the handshake.
+fn over_http(driver: &Path, token: Option<&str>) -> Result<()> {
+    let mut host = at_home("a2e-conformance-http", house::release_binary())?;
+    host.args(["a2e", "--http", "127.0.0.1:0"]).stdin(Stdio::null()).stdout(Stdio::piped());
+    if let Some(token) = token {
+        host.env("HOSTLER_A2E_AUTH_TOKEN", token);
+    }
+    let mut host = host.spawn().context("failed to start the host")?;
+    let checked = check_over_http(&mut host, driver, token);
+    let pid = i32::try_from(host.id()).ok().and_then(rustix::process::Pid::from_raw).context("no pid")?;
+    // A child of ours that nobody has waited for.
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).context("failed to end the host")?;
+    let status = host.wait().context("failed to wait for the host")?;
+    checked?;
+    ensure!(status.success(), "the host ended with {status}");
+    Ok(())
+}
+
+fn check_over_http(host: &mut Child, driver: &Path, token: Option<&str>) -> Result<()> {
+    let mut announced = String::new();
+    let stdout = host.stdout.as_mut().context("a host without stdout")?;
+    BufReader::new(stdout).read_line(&mut announced).context("failed to read where the host listens")?;
+    let url = announced.trim_end().strip_prefix("listening on ").context("no address")?.to_owned();
+    let mut command = at_home("a2e-conformance", "python3")?;
+    command.arg(driver).args(["--http", &url, "--host-pid", &host.id().to_string()]);
+    if let Some(token) = token {
+        command.args(["--token", token]);
+    }
+    house::run(&mut command)
+}
+
+/// A command in an empty home of its own.
+fn at_home(name: &str, program: impl AsRef<OsStr>) -> Result<Command> {
+    let home = clean_home(name)?;
+    let mut command = Command::new(program);
     command
         .env("HOME", &home)
         .env("XDG_CONFIG_HOME", home.join("config"))
-        .env("XDG_STATE_HOME", home.join("state"));
-    steps.command(NAME, command.current_dir(&home))
+        .env("XDG_STATE_HOME", home.join("state"))
+        .current_dir(&home);
+    Ok(command)
 }
 
 /// An empty folder below the target folder, to be somebody's home for the length of one step.

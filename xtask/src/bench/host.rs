@@ -1,7 +1,7 @@
 //! An A2E host as a child: started, greeted, driven over its pipes, and gone at the end whatever happened.
 
 use std::fs::{self, File};
-use std::io::Write;
+use std::io::{BufRead, BufReader, Write};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -14,6 +14,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde_json::{Value, json};
 
 use super::Bench;
+use super::http::HttpWire;
 use super::lines::Lines;
 use super::messages::{self, Message, Process};
 use super::process;
@@ -35,8 +36,7 @@ pub(crate) struct Setup<'a> {
 #[derive(Debug)]
 pub(crate) struct Host {
     child: Child,
-    stdin: Option<ChildStdin>,
-    lines: Lines<ChildStdout>,
+    wire: Wire,
     sent: u64,
     /// Pids of what it started, to be ended should the host fail to.
     started: Vec<u32>,
@@ -45,21 +45,67 @@ pub(crate) struct Host {
     watchdog: Watchdog,
 }
 
+/// How messages come and go.
+#[derive(Debug)]
+enum Wire {
+    Stdio { stdin: Option<ChildStdin>, lines: Lines<ChildStdout> },
+    Http(HttpWire),
+}
+
+impl Wire {
+    fn next(&mut self) -> std::io::Result<Option<&[u8]>> {
+        match self {
+            Self::Stdio { lines, .. } => lines.next(),
+            Self::Http(wire) => wire.next(),
+        }
+    }
+}
+
 impl Host {
-    /// Starts the benched binary in an empty home and shakes hands.
+    /// Starts the benched binary in an empty home, with its standard streams as the wire, and shakes hands.
     pub(crate) fn start(bench: &Bench, setup: &Setup<'_>) -> Result<Self> {
+        Self::start_with(bench, setup, &["--stdio"], |child| {
+            let (stdin, stdout) = (child.stdin.take(), child.stdout.take());
+            let lines = Lines::new(stdout.context("a host without stdout")?);
+            Ok(Wire::Stdio { stdin, lines })
+        })
+    }
+
+    /// The same over HTTP, on a free port of this machine.
+    pub(crate) fn start_http(bench: &Bench, setup: &Setup<'_>) -> Result<Self> {
+        Self::start_with(bench, setup, &["--http", "127.0.0.1:0"], |child| {
+            let mut announced = String::new();
+            let stdout = child.stdout.as_mut().context("a host without stdout")?;
+            BufReader::new(stdout)
+                .read_line(&mut announced)
+                .context("failed to read where the host listens")?;
+            let address = announced.trim_end().strip_prefix("listening on http://");
+            Ok(Wire::Http(HttpWire::open(address.with_context(|| format!("no address in {announced:?}"))?)?))
+        })
+    }
+
+    fn start_with(
+        bench: &Bench,
+        setup: &Setup<'_>,
+        transport: &[&str],
+        connect: impl FnOnce(&mut Child) -> Result<Wire>,
+    ) -> Result<Self> {
         let home = bench.programs.home()?;
         let log = File::create(home.join("host.log")).context("failed to make the host's log")?;
         let mut command = command(&bench.binary, setup, &home);
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(log);
+        command.args(transport).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(log);
         let mut child =
             command.spawn().with_context(|| format!("failed to start {}", bench.binary.display()))?;
         let watchdog = Watchdog::over(child.id(), setup.limit);
-        let (stdin, stdout) = (child.stdin.take(), child.stdout.take());
-        let lines = Lines::new(stdout.context("a host without stdout")?);
+        let wire = connect(&mut child);
+        if wire.is_err() {
+            // There is no host yet that would do it.
+            child.kill().context("failed to end the host")?;
+            child.wait().context("failed to wait for the host")?;
+        }
         let programs = bench.programs.path("");
-        let started = Vec::new();
-        let mut host = Self { child, stdin, lines, sent: 0, started, home, programs, watchdog: watchdog? };
+        let (started, wire) = (Vec::new(), wire?);
+        let mut host = Self { child, wire, sent: 0, started, home, programs, watchdog: watchdog? };
         host.greet()?;
         Ok(host)
     }
@@ -98,15 +144,20 @@ impl Host {
 
     /// Sends a line that is complete already.
     pub(crate) fn send_line(&mut self, line: &[u8]) -> Result<()> {
-        let stdin = self.stdin.as_mut().context("the host's stdin is closed")?;
-        stdin.write_all(line).context("failed to write to the host")
+        match &mut self.wire {
+            Wire::Stdio { stdin, .. } => {
+                let stdin = stdin.as_mut().context("the host's stdin is closed")?;
+                stdin.write_all(line).context("failed to write to the host")
+            }
+            Wire::Http(wire) => wire.send(line),
+        }
     }
 
     /// The next line of the host.
     pub(crate) fn line(&mut self) -> Result<&[u8]> {
         let home = &self.home;
         let gone = || format!("the host closed its output; its log: {}", home.join("host.log").display());
-        self.lines.next().context("failed to read from the host")?.with_context(gone)
+        self.wire.next().context("failed to read from the host")?.with_context(gone)
     }
 
     /// The next message of the host.
@@ -148,12 +199,19 @@ impl Host {
         }
     }
 
-    /// Ends the session by closing stdin, reads what is still said, and waits until the host and everything that it
+    /// Ends the session by closing stdin, or by SIGTERM to a host that is reached over HTTP, reads what is still said, and waits until the host and everything that it
     /// started are gone. The time that took.
     pub(crate) fn end(mut self) -> Result<Duration> {
         let before = Instant::now();
-        drop(self.stdin.take());
-        while self.lines.next().context("failed to read from the host")?.is_some() {}
+        match &mut self.wire {
+            Wire::Stdio { stdin, .. } => drop(stdin.take()),
+            Wire::Http(_) => {
+                let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw).context("no pid")?;
+                // A child of ours that nobody has waited for.
+                rustix::process::kill_process(pid, Signal::TERM).context("failed to end the host")?;
+            }
+        }
+        while self.wire.next().context("failed to read from the host")?.is_some() {}
         let status = self.child.wait().context("failed to wait for the host")?;
         while let Some(pid) = self.started.iter().find(|pid| runs(&self.programs, **pid)) {
             ensure!(before.elapsed() < Duration::from_secs(30), "pid {pid} outlived its host");
@@ -182,7 +240,7 @@ fn command(binary: &Path, setup: &Setup<'_>, home: &Path) -> Command {
         None => Command::new(binary),
     };
     let most = setup.max_processes.to_string();
-    command.args(["a2e", "--stdio", "--allow", &setup.allow.join(","), "--max-processes", &most]);
+    command.args(["a2e", "--allow", &setup.allow.join(","), "--max-processes", &most]);
     // Nobody's settings, and spools where they can be measured.
     for (name, _) in std::env::vars_os().filter(|(name, _)| name.as_encoded_bytes().starts_with(b"HOSTLER_"))
     {

@@ -2,6 +2,7 @@
 //! bare output of a program, so that what is compared is the way to it.
 
 use std::io::{self, Read};
+use std::ops::Range;
 
 /// How much one read asks for.
 pub(crate) const BLOCK: usize = 64 * 1024;
@@ -24,19 +25,34 @@ impl<R: Read> Lines<R> {
 
     /// The next line without its newline; `None` at the end of the pipe. Waits until there is one.
     pub(crate) fn next(&mut self) -> io::Result<Option<&[u8]>> {
+        Ok(self.place()?.map(|line| &self.buffer[line]))
+    }
+
+    /// The next line that begins with `start`, without it; others are left out.
+    pub(crate) fn next_behind(&mut self, start: &[u8]) -> io::Result<Option<&[u8]>> {
+        while let Some(line) = self.place()? {
+            if self.buffer[line.clone()].starts_with(start) {
+                return Ok(Some(&self.buffer[line.start + start.len()..line.end]));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Where in the buffer the next line is.
+    fn place(&mut self) -> io::Result<Option<Range<usize>>> {
         let mut searched = 0;
         loop {
             let unread = &self.buffer[self.start..self.end];
             if let Some(at) = memchr::memchr(b'\n', &unread[searched..]) {
                 let line = self.start..self.start + searched + at;
                 self.start = line.end + 1;
-                return Ok(Some(&self.buffer[line]));
+                return Ok(Some(line));
             }
             searched = unread.len();
             if self.fill()? == 0 {
                 let rest = self.start..self.end;
                 self.start = self.end;
-                return Ok(if rest.is_empty() { None } else { Some(&self.buffer[rest]) });
+                return Ok(if rest.is_empty() { None } else { Some(rest) });
             }
         }
     }

@@ -11,6 +11,7 @@
 
 mod baseline;
 mod host;
+mod http;
 mod idle;
 mod lines;
 mod loss;
@@ -62,7 +63,7 @@ struct Bench {
 type Run = fn(&Bench) -> Result<Vec<Row>>;
 
 /// The benches by name, in the order in which they run.
-const NAMES: [(&str, Run); 10] = [
+const NAMES: [(&str, Run); 12] = [
     ("spawn_core", spawn::core),
     ("spawn_cgroup", spawn::cgroup),
     ("rss2g", spawn::large_host),
@@ -73,6 +74,8 @@ const NAMES: [(&str, Run); 10] = [
     ("round_trip", round_trip::round_trip),
     ("idle", idle::idle),
     ("stop", stop::stop),
+    ("http_spawn", spawn::http),
+    ("http_stream", stream::http),
 ];
 
 /// Builds what is measured, runs the benches, prints the table. An error means that something could not be

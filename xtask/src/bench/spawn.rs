@@ -11,7 +11,7 @@ use super::baseline::number;
 use super::host::{Host, Setup};
 use super::messages::Message;
 use super::process::on_one_core;
-use super::table::{Bound, Row, interleave};
+use super::table::{Bound, Row, interleave, median};
 use crate::house;
 
 const CPU: &str = "cpu_us_per_spawn";
@@ -23,6 +23,8 @@ const STATIC_SPAWNS: &str = "3000";
 /// Spawns of one run with a child that loads its libraries first.
 const DYNAMIC_SPAWNS: usize = 1500;
 const DYNAMIC: &str = "/bin/true";
+/// Spawns of a run that takes the time of each.
+const ONE_AT_A_TIME: usize = 500;
 const IN_FLIGHT: usize = 8;
 
 /// The program that starts processes through hostler-core: `bench_spawn PROGRAM COUNT [--cgroup] [--ballast-mib N]`.
@@ -88,6 +90,36 @@ pub(crate) fn a2e(bench: &Bench) -> Result<Vec<Row>> {
         unit: "x",
         note: pair.note("spawns/s"),
     }])
+}
+
+/// From a spawn request to the terminal event, one at a time, over HTTP against standard input and output.
+pub(crate) fn http(bench: &Bench) -> Result<Vec<Row>> {
+    let pair = interleave(
+        bench.rounds,
+        || median_spawn(bench, Host::start),
+        || median_spawn(bench, Host::start_http),
+    )?;
+    Ok(vec![Row {
+        bar: "spawn over HTTP against stdio, median",
+        measured: pair.ratio(),
+        bound: Bound::AtMost(3.0),
+        unit: "x",
+        note: pair.note("µs"),
+    }])
+}
+
+fn median_spawn(bench: &Bench, start: fn(&Bench, &Setup<'_>) -> Result<Host>) -> Result<f64> {
+    let limit = Duration::from_secs(60);
+    let mut host = start(bench, &Setup { allow: &[DYNAMIC], max_processes: 64, open_files: None, limit })?;
+    spawn_and_wait(&mut host, IN_FLIGHT)?;
+    let mut took = Vec::with_capacity(ONE_AT_A_TIME);
+    for _ in 0..ONE_AT_A_TIME {
+        let before = Instant::now();
+        spawn_and_wait(&mut host, 1)?;
+        took.push(before.elapsed().as_secs_f64() * 1e6);
+    }
+    host.end()?;
+    Ok(median(&took))
 }
 
 fn a2e_rate(bench: &Bench) -> Result<f64> {

@@ -36,7 +36,7 @@ const LIMIT: Duration = Duration::from_secs(120);
 pub(crate) fn stream(bench: &Bench) -> Result<Vec<Row>> {
     let mut cpu = Vec::new();
     let ours = || {
-        let (lines_per_s, ns_per_event) = through_host(bench)?;
+        let (lines_per_s, ns_per_event) = through_host(bench, Host::start)?;
         cpu.push(ns_per_event);
         Ok(lines_per_s)
     };
@@ -79,9 +79,31 @@ fn bare(bench: &Bench) -> Result<f64> {
     Ok(LINES as f64 / took.as_secs_f64())
 }
 
-fn start(bench: &Bench) -> Result<Host> {
+/// Events a second over HTTP against standard output, with the same reader.
+pub(crate) fn http(bench: &Bench) -> Result<Vec<Row>> {
+    let mut cpu = Vec::new();
+    let over_http = || {
+        let (lines_per_s, ns_per_event) = through_host(bench, Host::start_http)?;
+        cpu.push(ns_per_event);
+        Ok(lines_per_s)
+    };
+    let over_stdio = || Ok(through_host(bench, Host::start)?.0);
+    let pair = interleave(bench.rounds, over_stdio, over_http)?;
+    Ok(vec![Row {
+        bar: "events a second over HTTP against stdio",
+        measured: pair.ratio(),
+        bound: Bound::AtLeast(0.5),
+        unit: "x",
+        note: format!("{}; host CPU {:.0} ns an event", pair.note("events/s"), median(&cpu)),
+    }])
+}
+
+/// How a host is started, and its messages come and go.
+type Start = fn(&Bench, &Setup<'_>) -> Result<Host>;
+
+fn start(bench: &Bench, start: Start) -> Result<Host> {
     let producer = bench.programs.text("producer")?;
-    Host::start(bench, &Setup { allow: &[&producer], max_processes: 64, open_files: None, limit: LIMIT })
+    start(bench, &Setup { allow: &[&producer], max_processes: 64, open_files: None, limit: LIMIT })
 }
 
 /// Starts the producer with these arguments, and what must come of it.
@@ -94,8 +116,8 @@ fn produce(bench: &Bench, host: &mut Host, arguments: &[&str]) -> Result<(Proces
 }
 
 /// Lines a second and CPU in nanoseconds for each event, from the request to the terminal event.
-fn through_host(bench: &Bench) -> Result<(f64, f64)> {
-    let mut host = start(bench)?;
+fn through_host(bench: &Bench, with: Start) -> Result<(f64, f64)> {
+    let mut host = start(bench, with)?;
     // A producer of nothing first: the start of the session's keeper is not the stream's cost.
     let (_, mut nothing) = produce(bench, &mut host, &["0"])?;
     let last = read_to_terminal(&mut host, &mut nothing)?;
@@ -167,7 +189,7 @@ enum Client {
 
 /// Looks at the host while a producer writes without end; every line that is read is checked.
 fn endless(bench: &Bench, client: Client) -> Result<Samples> {
-    let mut host = start(bench)?;
+    let mut host = start(bench, Host::start)?;
     let (process, mut events) = produce(bench, &mut host, &[])?;
     let sampler = Sampler::start(host.pid(), host.state());
     match client {
