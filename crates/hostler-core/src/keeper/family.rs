@@ -309,14 +309,13 @@ impl Family {
         }
         self.add_adopted(&mut look, |adopted| adopted.owner == Some(id));
         if let Some(leaf) = self.leaf(books, attempt, id) {
-            let known: HashSet<i32> = look.members.iter().map(|m| m.pid).collect();
-            for pid in leaf.pids().into_iter().filter(|pid| !known.contains(pid)) {
-                match procfs::stat(pid) {
-                    Ok(stat) => look.members.extend(stat.filter(|stat| !stat.is_dead()).map(member)),
-                    Err(failure) => look.note(&failure),
-                }
-            }
+            add_listed(&mut look, leaf);
         }
+        // A pid that was listed below this process and has been given to another root since shows the keeper as its parent,
+        // as an orphan of this process would.
+        let others: HashSet<i32> =
+            books.all(attempt).filter(|(_, root)| root.id != id).map(|(pid, _)| pid).collect();
+        look.members.retain(|member| !others.contains(&member.pid));
         look
     }
 
@@ -435,6 +434,25 @@ fn add_below(look: &mut Look, tops: &[i32]) {
             Err(failure) => look.note(&failure),
         }
     }
+}
+
+/// Adds whoever is in a control group and was not found before.
+fn add_listed(look: &mut Look, leaf: &Leaf) {
+    let known: HashSet<i32> = look.members.iter().map(|m| m.pid).collect();
+    let mut listed: Vec<Member> = Vec::new();
+    for pid in leaf.pids().into_iter().filter(|pid| !known.contains(pid)) {
+        match procfs::stat(pid) {
+            Ok(stat) => listed.extend(stat.filter(|stat| !stat.is_dead()).map(member)),
+            Err(failure) => look.note(&failure),
+        }
+    }
+    if listed.is_empty() {
+        return;
+    }
+    // A pid may have been given to somebody else between the two looks, whose start time would then be the one to look for.
+    // Whoever is still listed was in the group when that was read, or has come into it since.
+    let still: HashSet<i32> = leaf.pids().into_iter().collect();
+    look.members.extend(listed.into_iter().filter(|member| still.contains(&member.pid)));
 }
 
 /// Whether this is who was listed: alive, and with one of these as its parent. A pid that was given to somebody else since

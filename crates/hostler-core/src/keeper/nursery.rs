@@ -174,8 +174,16 @@ impl Nursery {
         }
     }
 
-    /// A keeper that was stopped cannot see that the host is gone.
+    /// A keeper that was stopped, by whoever may signal this user's processes, would answer nothing, and not see that the
+    /// host is gone. Its stop is told to its parent as its end is.
     fn wake_keepers(&self) {
+        while let Some(stopped) = wait::stopped_child() {
+            // What is no keeper may have been stopped on purpose.
+            if self.keepers.contains(&stopped) {
+                let _ = signal::send_child(stopped, libc::SIGCONT);
+            }
+        }
+        // One that was stopped before anybody looked, or is stopped again and again.
         if !self.host_alive {
             for keeper in &self.keepers {
                 let _ = signal::send_child(*keeper, libc::SIGCONT);

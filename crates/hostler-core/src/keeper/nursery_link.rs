@@ -185,7 +185,8 @@ impl Nursery {
     }
 
     fn take_into_use(mut self, host: Arc<OwnedFd>) -> Result<(Arc<NurserySocket>, Child), NurseryError> {
-        match NurserySocket::register(self.socket, host) {
+        let nursery = pidfd_open(Pid::from_child(&self.child), PidfdFlags::empty()).ok();
+        match NurserySocket::register(self.socket, host, nursery) {
             Ok(socket) => Ok((Arc::new(socket), self.child)),
             Err(error) => {
                 // Its socket is closed by now, upon which it ends.

@@ -18,6 +18,7 @@ use super::link::unless_it_may_pass;
 use super::protocol::StartKeeper;
 use crate::sys::packet::{self, Fds, Wait};
 use crate::sys::reactor;
+use crate::sys::signal;
 
 /// A keeper that is asked for.
 #[derive(Debug)]
@@ -35,19 +36,34 @@ pub(super) struct NurserySocket {
     socket: AsyncFd<OwnedFd>,
     /// This process, as every keeper is told.
     host: Arc<OwnedFd>,
+    /// The nursery itself, if it could be had.
+    nursery: Option<OwnedFd>,
     waiting: Mutex<VecDeque<Request>>,
     /// Something waits.
     nudge: Notify,
 }
 
 impl NurserySocket {
-    pub(super) fn register(socket: OwnedFd, host: Arc<OwnedFd>) -> io::Result<Self> {
+    pub(super) fn register(
+        socket: OwnedFd,
+        host: Arc<OwnedFd>,
+        nursery: Option<OwnedFd>,
+    ) -> io::Result<Self> {
         let socket = reactor::register(socket, Interest::READABLE)?;
-        Ok(Self { socket, host, waiting: Mutex::default(), nudge: Notify::new() })
+        Ok(Self { socket, host, nursery, waiting: Mutex::default(), nudge: Notify::new() })
+    }
+
+    /// Lets a nursery go on that somebody has stopped; to one that runs it is nothing.
+    fn wake(&self) {
+        if let Some(nursery) = &self.nursery {
+            // One that has ended is found to have by other means.
+            let _ = signal::send_pidfd(nursery.as_fd(), libc::SIGCONT);
+        }
     }
 
     /// Asks, or sees to it that somebody will.
     pub(super) fn ask(&self, request: Request) -> io::Result<()> {
+        self.wake();
         let mut waiting = self.waiting.lock();
         if waiting.is_empty() {
             match self.send(self.socket.get_ref().as_fd(), &request) {
@@ -103,5 +119,12 @@ impl NurserySocket {
         let bytes = StartKeeper { serial: request.serial }.encode();
         let fds = [request.spawn.as_fd(), request.control.as_fd(), self.host.as_fd()];
         packet::send(socket, &[IoSlice::new(&bytes)], &fds, Wait::Never)
+    }
+}
+
+impl Drop for NurserySocket {
+    fn drop(&mut self) {
+        // So that it sees that it is not needed any more.
+        self.wake();
     }
 }

@@ -207,6 +207,8 @@ impl Watcher {
             return;
         }
         self.host_alive = false;
+        // A nursery that was stopped would stay behind.
+        signal::send_parent(libc::SIGCONT);
         self.outbox.clear();
         // Both stay readable for ever from here on.
         let _ = epoll::delete(&self.epoll, &self.shared.control);

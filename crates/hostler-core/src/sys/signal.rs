@@ -3,7 +3,7 @@
 //! Sources: sigprocmask(2), sigaction(2), signalfd(2), pidfd_send_signal(2).
 
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr;
 
 /// A signal that may be sent to a process: names instead of numbers.
@@ -168,6 +168,18 @@ pub fn send_child(pid: i32, number: i32) -> io::Result<()> {
     }
     // SAFETY: a plain system call.
     if unsafe { libc::kill(pid, number) } == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Sends a signal to the parent, if there still is the one that there was when this was called.
+pub fn send_parent(number: i32) {
+    use rustix::process::{PidfdFlags, getppid, pidfd_open};
+    let Some(parent) = getppid() else { return };
+    if let Ok(pidfd) = pidfd_open(parent, PidfdFlags::empty())
+        && getppid() == Some(parent)
+    {
+        // One that has ended meanwhile needs nothing.
+        let _ = send_pidfd(pidfd.as_fd(), number);
+    }
 }
 
 /// Whether there is a process with this pid, also one that may not be signalled; a zombie is one.

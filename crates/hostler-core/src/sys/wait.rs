@@ -59,6 +59,14 @@ pub fn peek_any() -> Ended {
     }
 }
 
+/// A child that was stopped since this was last asked, by SIGSTOP or its kin; `None` when there is none.
+pub fn stopped_child() -> Option<i32> {
+    match waitid(libc::P_ALL, 0, libc::WSTOPPED | libc::WNOHANG, None) {
+        Ok((pid, ..)) if pid > 0 => Some(pid),
+        Ok(_) | Err(_) => None,
+    }
+}
+
 /// Reaps a child that is nobody's root if it has ended, and says whether it had. It does not wait.
 pub fn reap_ended(pid: i32) -> bool {
     waitid(libc::P_PID, pid, libc::WEXITED | libc::WNOHANG, None).is_ok_and(|(found, ..)| found == pid)

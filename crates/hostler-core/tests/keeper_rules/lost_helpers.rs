@@ -13,7 +13,7 @@ use rustix::net::{Shutdown, shutdown};
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, Signal, pidfd_getfd, pidfd_open};
 
 use crate::{
-    GRACE, MAX, NoDescriptors, evil_path, evil_process, keeper_of, kill, parent_of, run, start_host,
+    GRACE, MAX, NoDescriptors, Stopped, evil_path, evil_process, keeper_of, kill, parent_of, run, start_host,
 };
 
 #[test]
@@ -162,11 +162,16 @@ async fn a_kill_through_a_keeper_that_stands_still_gives_the_keeper_up() {
     let daemon = evil_process(&a, "double-fork", &token).await;
     let stranger = evil_process(&b, "pause", &token).await;
     let keeper = keeper_of(&a).await;
+    // It would let the keeper go on.
+    let nursery = Stopped::new(parent_of(keeper));
     kill(keeper, Signal::STOP);
     let began = Instant::now();
     let killing = daemon.signal(ProcessSignal::Kill, Duration::from_secs(1));
     assert_eq!(run(&b, "echo meanwhile").await, "meanwhile\n");
-    let said = killing.await;
+    let killing = tokio::spawn(killing);
+    wait_until_async("a keeper that is given up", MAX, async || !is_alive(keeper)).await;
+    drop(nursery);
+    let said = killing.await.unwrap();
     assert!(began.elapsed() < Duration::from_secs(20), "{said:?} after {:?}", began.elapsed());
     // The second is over by then: whether the end has been told as well is a matter of moments, what was left is not.
     let (Signalled::Ended { receipt, .. } | Signalled::Alive { receipt }) = &said else {
@@ -183,4 +188,63 @@ async fn a_kill_through_a_keeper_that_stands_still_gives_the_keeper_up() {
     assert_eq!(run(&a, "echo again").await, "again\n");
     a.close(GRACE).await;
     b.close(GRACE).await;
+}
+
+#[tokio::test]
+async fn a_keeper_that_somebody_stops_goes_on_at_once() {
+    let (env, token) = (TestEnv::new(), Token::new("stopped-goes-on"));
+    let _left = NoProcessLeft::new(&token);
+    let host = start_host(&env);
+    let session = host.open_session(SessionOptions::record());
+    let daemon = evil_process(&session, "double-fork", &token).await;
+    let keeper = keeper_of(&session).await;
+    for _ in 0..20 {
+        kill(keeper, Signal::STOP);
+        assert_eq!(run(&session, "echo on").await, "on\n");
+    }
+    kill(keeper, Signal::STOP);
+    let said = daemon.signal(ProcessSignal::Kill, MAX).await;
+    let Signalled::Ended { receipt, .. } = &said else { panic!("{said:?}") };
+    assert_eq!((receipt.survivors.total, receipt.doubt), (0, None), "{said:?}");
+    assert_eq!(keeper_of(&session).await, keeper, "it is the same one");
+    kill(keeper, Signal::STOP);
+    assert_eq!(session.close(GRACE).await.doubt, None);
+}
+
+#[tokio::test]
+async fn a_nursery_that_somebody_stops_starts_the_next_keepers() {
+    let env = TestEnv::new();
+    let host = start_host(&env);
+    let first = host.open_session(SessionOptions::record());
+    assert_eq!(run(&first, "echo first").await, "first\n");
+    let nursery = parent_of(keeper_of(&first).await);
+    // The spare keeper does for one of them.
+    for _ in 0..3 {
+        kill(nursery, Signal::STOP);
+        let session = host.open_session(SessionOptions::record());
+        assert_eq!(run(&session, "echo next").await, "next\n");
+        session.close(GRACE).await;
+    }
+    assert_eq!(host.nursery_replacements(), 0);
+}
+
+#[test]
+fn helpers_that_were_stopped_do_not_outlive_their_host() {
+    let env = TestEnv::new();
+    let token = Token::new("stopped-helpers");
+    let _left = NoProcessLeft::new(&token);
+    let mut host = Embedder::start(env.command(bin("embedder")));
+    for session in ["a", "b"] {
+        host.session(session);
+        host.spawn(session, session, &[&evil_path(), "double-fork", token.as_str()]);
+        host.first_line(session);
+    }
+    let (helpers, keeper) = (host.helpers(), host.keeper("a"));
+    // The nursery is the first of them, or it would let the others go on.
+    helpers.iter().for_each(|pid| kill(*pid, Signal::STOP));
+    host.kill();
+    // A keeper that stands still sees nothing: somebody lets one of them go on, and that wakes the rest.
+    kill(keeper, Signal::CONT);
+    token.wait_until_gone(MAX).expect("both sessions end");
+    wait_until("nursery and keepers are gone", MAX, || helpers.iter().all(|pid| !is_alive(*pid)));
 }

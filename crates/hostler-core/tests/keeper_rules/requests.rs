@@ -119,9 +119,8 @@ async fn a_burst_of_sessions_waits_for_the_nursery_and_each_gets_its_keeper() {
     let host = start_host(&env);
     let session = host.open_session(SessionOptions::record());
     assert_eq!(run(&session, "echo before").await, "before\n");
-    // Room for a few requests, and nobody who takes them.
+    // Room for a few requests: forty come faster than the nursery starts keepers.
     shrink_send_buffers(1);
-    let stopped = Stopped::new(parent_of(keeper_of(&session).await));
     let burst: Vec<_> = (0..40)
         .map(|_| {
             let session = host.open_session(SessionOptions::record());
@@ -129,7 +128,6 @@ async fn a_burst_of_sessions_waits_for_the_nursery_and_each_gets_its_keeper() {
             (session, started)
         })
         .collect();
-    drop(stopped);
     for (session, started) in burst {
         started.await.unwrap().finished().await;
         session.close(GRACE).await;
@@ -151,11 +149,13 @@ async fn what_a_small_socket_buffer_has_no_room_for_arrives_all_the_same() {
     let start = |bytes: usize| {
         session.spawn(SpawnSpec::new(["sh".to_owned(), "-c".into(), "echo ${#0}".into(), long(bytes)]))
     };
-    // The first ones fill the socket, and what comes after them waits.
-    let stopped = Stopped::new(keeper_of(&session).await);
+    // The first ones fill the socket, and what comes after them waits. The nursery would let the keeper go on.
+    let keeper = keeper_of(&session).await;
+    let nursery = Stopped::new(parent_of(keeper));
+    let stopped = Stopped::new(keeper);
     let sizes = [20_000, 20_000, 20_000, 60_000, 130_000];
     let started = sizes.map(start);
-    drop(stopped);
+    drop((stopped, nursery));
     for (size, started) in sizes.into_iter().zip(started) {
         let process = started.await.unwrap();
         assert_eq!(String::from_utf8(output(&process).await).unwrap(), format!("{size}\n"));
