@@ -111,7 +111,7 @@ impl Reader {
     fn transport(&self, root: &mut Section<'_>, sdk: &mut Sdk) -> Result<(), ConfigError> {
         let mut server = root.section("server")?;
         let host = server.text("host")?.unwrap_or_else(|| "127.0.0.1".to_owned());
-        let port = server.whole("port", 0..=65_535, "a port, 0 to 65535")?.unwrap_or(8000);
+        let port = server.whole("port", 0..=65_535, "a port, 0 to 65535")?.unwrap_or(8765);
         server.warn_of_the_rest(sdk);
         let mut transport = root.section("transport")?;
         let kind = transport.text("type")?;
@@ -127,10 +127,16 @@ impl Reader {
 
     fn audit(&self, root: &mut Section<'_>, sdk: &mut Sdk) -> Result<(), ConfigError> {
         let mut audit = root.section("audit")?;
-        if let Some(enabled) = audit.switch("enabled")? {
-            audit.set(sdk, "enabled", "a2e.audit.enabled", toml::Value::Boolean(enabled));
+        let (enabled, path) = (audit.switch("enabled")?, audit.text("path")?);
+        match (enabled, &path) {
+            // There it goes to the log then, which is for people here.
+            (Some(true), None) => sdk.warnings.push(self.no_effect("audit.enabled, without audit.path,")),
+            (Some(enabled), _) => {
+                audit.set(sdk, "enabled", "a2e.audit.enabled", toml::Value::Boolean(enabled));
+            }
+            (None, _) => {}
         }
-        if let Some(path) = audit.text("path")? {
+        if let Some(path) = path {
             // Relative to the working directory, as the SDK has it.
             let path = std::path::absolute(&path).map_or(path, |path| path.to_string_lossy().into_owned());
             audit.set(sdk, "path", "a2e.audit.path", path.into());

@@ -156,6 +156,13 @@ fn what_has_no_effect_is_named() {
 }
 
 #[test]
+fn an_audit_without_a_path_is_none_and_that_is_said() {
+    let loaded = load_with(&format!("audit: {{enabled: true}}\n{PROC}"), &[]).unwrap();
+    assert_eq!(loaded.config.a2e.audit, None);
+    assert!(loaded.warnings[0].ends_with("audit.enabled, without audit.path, has no effect here"));
+}
+
+#[test]
 fn values_that_are_smaller_than_ours_may_be_are_raised_and_that_is_said() {
     let text = format!("audit: {{rotate: {{max_bytes: 1000}}}}\n{}", with_metadata("MAX_OUTPUT_BYTES: 10"));
     let loaded = load_with(&text, &[]).unwrap();
@@ -217,7 +224,7 @@ fn the_transport_of_the_file_is_the_one_that_is_used() {
         |kind: &str| load_with(&format!("transport: {{type: {kind}}}\n{PROC}"), &[]).unwrap().sdk_transport;
     assert_eq!(transport("direct"), Some(SdkTransport::Stdio));
     assert_eq!(transport("subprocess"), Some(SdkTransport::Stdio));
-    assert_eq!(transport("http"), Some(SdkTransport::Http("127.0.0.1:8000".to_owned())));
+    assert_eq!(transport("http"), Some(SdkTransport::Http("127.0.0.1:8765".to_owned())));
 }
 
 #[test]

@@ -186,3 +186,23 @@ fn a_slow_reader_holds_up_nobody_else() {
     assert_eq!(reply.status, 200);
     end(host);
 }
+
+#[test]
+fn neither_token_is_seen_by_a_program_whatever_it_looks_into() {
+    let setup = Setup::nobody("http_tokens")
+        .variable("HOSTLER_A2E_HTTP_BEARER_TOKEN", "sesame-street")
+        .variable("HOSTLER_A2E_AUTH_TOKEN", "sesame-seed");
+    let (host, url) = setup.flag("--log-level=trace").start_http();
+    let mut agent = Agent::join_with(&url, &[("Authorization", "Bearer sesame-street")]);
+    let mut stream = agent.stream(None);
+    let fields = json!({"agent_caps": ["proc"], "auth_token": "sesame-seed"});
+    assert_eq!(agent.call(&mut stream, "handshake/req", fields)["ok"], true);
+    // The pattern does not name itself. What cannot be opened is counted as well: the host's variables and memory.
+    let script = r#"cat /proc/[0-9]*/environ /proc/[0-9]*/cmdline 2>/dev/null | tr '\0' '\n' | grep -c '[s]esame-s'
+        for file in environ mem maps; do head -c 1 "/proc/$0/$file" >/dev/null 2>&1 && echo "$file of the host"; done; echo end"#;
+    let proc_id = agent.spawn(&mut stream, &["bash", "-c", script, &host.pid().to_string()]);
+    assert_eq!(stream.finish(&proc_id).0, "0\nend\n");
+    let log = host.log();
+    assert!(!log.contains("sesame-s"), "{log}");
+    end(host);
+}
