@@ -73,6 +73,7 @@ pub struct Sessions {
     options: HttpOptions,
     new_session: Box<dyn Fn() -> A2eSession + Send + Sync>,
     table: Mutex<Table>,
+    bodies: routes::BodyRoom,
     stop: watch::Sender<bool>,
     /// Every conversation has a sender of its channel, so that its end is the end of them all.
     running: Mutex<Option<mpsc::Sender<()>>>,
@@ -132,6 +133,7 @@ impl Sessions {
             options,
             new_session: Box::new(new_session),
             table: Mutex::default(),
+            bodies: routes::BodyRoom::default(),
             stop: watch::Sender::new(false),
             running: Mutex::new(Some(running)),
             ended: tokio::sync::Mutex::new(ended),

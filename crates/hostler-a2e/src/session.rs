@@ -457,6 +457,14 @@ impl A2eSession {
     }
 
     fn note(&mut self, asked: &Asked, outcome: Outcome, ts: Timestamp, output_bytes: usize) {
+        tracing::debug!(
+            session = %self.session_id,
+            request = %asked.req_id,
+            process = asked.correlation.as_str(),
+            ?outcome,
+            bytes = output_bytes,
+            "a request was answered"
+        );
         let Some(audit) = &self.audit else { return };
         let entry = AuditEntry {
             ts,

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use hostler_core::sys::clock;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 
 use super::line::{Line, Stream};
 use super::{HttpOptions, Sessions};
@@ -20,6 +20,8 @@ pub(super) struct Posted {
     pub(super) body: Bytes,
     /// Told when it was begun; dropped when it never will be.
     pub(super) begun: oneshot::Sender<()>,
+    /// Its room among the large bodies of the host.
+    pub(super) _room: Option<OwnedSemaphorePermit>,
 }
 
 /// Why a session ended.
@@ -128,7 +130,7 @@ impl Conversation {
     }
 
     fn carry_out(&mut self, posted: Posted) -> Flow {
-        let Posted { body, begun } = posted;
+        let Posted { body, begun, _room } = posted;
         let flow = match Item::of_body(&body, MAX_LINE_BYTES) {
             Some(item) => self.session.handle(item, body.len(), &mut self.out),
             None => Flow::Continue,

@@ -11,8 +11,9 @@ use axum::http::{HeaderMap, HeaderValue, Method, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::any;
 use hostler_http::{BodyError, Feed, Meter, Peer, read_body};
+use http_body::Body as _;
 use serde_json::json;
-use tokio::sync::oneshot;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
 use super::hosted::Posted;
 use super::{Full, Hosted, Sessions};
@@ -25,6 +26,39 @@ const SESSION_ID: HeaderName = HeaderName::from_static("x-session-id");
 const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 /// How long a body may bring nothing.
 const BODY_PATIENCE: Duration = Duration::from_secs(10);
+/// Bodies up to this need no room of their own: there are no more of them than connections.
+const SMALL_BODY: usize = 64 * 1024;
+/// Room for all larger ones, in KiB.
+const BODIES_KIB: u32 = 256 * 1024;
+
+/// Room in memory for the large bodies of all sessions.
+#[derive(Debug)]
+pub(super) struct BodyRoom(Arc<Semaphore>);
+
+impl Default for BodyRoom {
+    fn default() -> Self {
+        Self(Arc::new(Semaphore::new(BODIES_KIB as usize)))
+    }
+}
+
+impl Sessions {
+    /// Room for the body of a request, given back when it was handled.
+    async fn room_for(&self, length: usize) -> Result<Option<OwnedSemaphorePermit>, Refusal> {
+        if length <= SMALL_BODY {
+            return Ok(None);
+        }
+        let kib = u32::try_from(length.div_ceil(1024)).unwrap_or(BODIES_KIB);
+        let room = Arc::clone(&self.bodies.0).acquire_many_owned(kib);
+        match tokio::time::timeout(BODY_PATIENCE, room).await {
+            Ok(Ok(permit)) => Ok(Some(permit)),
+            // The semaphore is never closed.
+            Ok(Err(_)) | Err(_) => {
+                let detail = "too many large messages at once: send it again in a while";
+                Err(Refusal::new(StatusCode::SERVICE_UNAVAILABLE, detail))
+            }
+        }
+    }
+}
 
 /// A refusal, in its words.
 #[derive(Debug)]
@@ -106,6 +140,7 @@ async fn session(State(sessions): State<Arc<Sessions>>, request: Request) -> Res
 async fn send(State(sessions): State<Arc<Sessions>>, request: Request) -> Result<Response, Refusal> {
     must_be(&Method::POST, &request)?;
     let (id, hosted) = addressed(&sessions, request.headers())?;
+    let room = sessions.room_for(body_length(&request)).await?;
     let body = read_body(request.into_body(), MAX_LINE_BYTES, BODY_PATIENCE).await;
     let body = body.map_err(|error| bad_body(&error))?;
     if body.trim_ascii().is_empty() {
@@ -119,9 +154,15 @@ async fn send(State(sessions): State<Arc<Sessions>>, request: Request) -> Result
     tracing::debug!(session = %id, bytes = body.len(), "a message has come");
     let (begun, done) = oneshot::channel();
     let gone = || Refusal::unknown_session();
-    hosted.posted.send(Posted { body, begun }).await.map_err(|_| gone())?;
+    hosted.posted.send(Posted { body, begun, _room: room }).await.map_err(|_| gone())?;
     done.await.map_err(|_| gone())?;
     Ok(Json(json!({"ok": true})).into_response())
+}
+
+/// How much of a body may have to be kept: one that is longer is refused before that.
+fn body_length(request: &Request) -> usize {
+    let exact = request.body().size_hint().exact();
+    exact.map_or(MAX_LINE_BYTES, |exact| usize::try_from(exact).unwrap_or(usize::MAX).min(MAX_LINE_BYTES))
 }
 
 fn bad_body(error: &BodyError) -> Refusal {
