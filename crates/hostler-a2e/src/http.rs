@@ -43,8 +43,10 @@ const POSTED: usize = 16;
 pub struct HttpOptions {
     /// Sessions at a time; default 1000.
     pub max_sessions: usize,
-    /// Of these, sessions without a good handshake that one address may have; default 64.
-    pub max_strangers: usize,
+    /// Of these, sessions without a good handshake that one address may have. Where anybody may connect, because the token of
+    /// the handshake is all that protects, nobody shall keep others out with such sessions. Default: as many as there may
+    /// be sessions.
+    pub max_strangers: Option<usize>,
     /// What a stream can have again; default 16 MiB, and 1,024 replies before that.
     pub window: ReplayWindow,
     /// How long a session may go without a good handshake; default 10 s.
@@ -59,7 +61,7 @@ impl Default for HttpOptions {
     fn default() -> Self {
         Self {
             max_sessions: 1000,
-            max_strangers: 64,
+            max_strangers: None,
             window: ReplayWindow { bytes: 16 << 20, replies: 1024 },
             handshake_timeout: Duration::from_secs(10),
             idle_timeout: Duration::from_secs(1800),
@@ -83,14 +85,7 @@ pub struct Sessions {
 #[derive(Debug, Default)]
 struct Table {
     hosted: HashMap<SessionId, Hosted>,
-    strangers: HashMap<Origin, usize>,
-}
-
-/// What strangers are counted by.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Origin {
-    Local,
-    Address(IpAddr),
+    strangers: HashMap<IpAddr, usize>,
 }
 
 /// The way to a session.
@@ -186,35 +181,35 @@ impl Sessions {
         self.table.lock().hosted.remove(id);
     }
 
-    fn stranger_place(self: &Arc<Self>, peer: Option<&Peer>) -> Result<StrangerPlace, Full> {
-        let origin = match peer {
-            Some(Peer::Address(address)) => Origin::Address(*address),
-            Some(Peer::User(_)) | None => Origin::Local,
+    /// A place for one more stranger; `None` where they are not counted, as users of this machine are not.
+    fn stranger_place(self: &Arc<Self>, peer: Option<&Peer>) -> Result<Option<StrangerPlace>, Full> {
+        let (Some(max), Some(Peer::Address(address))) = (self.options.max_strangers, peer) else {
+            return Ok(None);
         };
         let mut table = self.table.lock();
-        let strangers = table.strangers.entry(origin).or_default();
-        if *strangers >= self.options.max_strangers {
-            return Err(Full::Strangers(self.options.max_strangers));
+        let strangers = table.strangers.entry(*address).or_default();
+        if *strangers >= max {
+            return Err(Full::Strangers(max));
         }
         *strangers += 1;
         drop(table);
-        Ok(StrangerPlace { sessions: Arc::clone(self), origin })
+        Ok(Some(StrangerPlace { sessions: Arc::clone(self), address: *address }))
     }
 }
 
 /// A place among the sessions of an address that have not shaken hands; given back when dropped.
 struct StrangerPlace {
     sessions: Arc<Sessions>,
-    origin: Origin,
+    address: IpAddr,
 }
 
 impl Drop for StrangerPlace {
     fn drop(&mut self) {
         let mut table = self.sessions.table.lock();
-        if let Some(strangers) = table.strangers.get_mut(&self.origin) {
+        if let Some(strangers) = table.strangers.get_mut(&self.address) {
             *strangers -= 1;
             if *strangers == 0 {
-                table.strangers.remove(&self.origin);
+                table.strangers.remove(&self.address);
             }
         }
     }

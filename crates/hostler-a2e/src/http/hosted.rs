@@ -14,6 +14,9 @@ use crate::farewell::{self, END_GRACE, Patience};
 use crate::mailbox::Kind;
 use crate::session::{A2eSession, Event, Flow, Wanted};
 
+/// How many events are taken, of processes or answers, before what is posted gets its turn.
+const BATCH_TURNS: usize = 8;
+
 /// A message that was posted.
 #[derive(Debug)]
 pub(super) struct Posted {
@@ -63,9 +66,9 @@ impl Conversation {
         line: Arc<Line>,
         posted: mpsc::Receiver<Posted>,
         presence: Presence,
-        stranger: super::StrangerPlace,
+        stranger: Option<super::StrangerPlace>,
     ) -> Self {
-        Self { session, line, posted, out: Vec::new(), presence, stranger: Some(stranger) }
+        Self { session, line, posted, out: Vec::new(), presence, stranger }
     }
 
     /// Serves until the session has ended, and returns when nothing of it is left.
@@ -86,6 +89,12 @@ impl Conversation {
                     self.presence.is_here(clock::now());
                     if let Flow::Shutdown(grace) = self.carry_out(posted) {
                         return (Ending::Shutdown, grace);
+                    }
+                    // A client that never stops asking must not keep what it asks for from being said.
+                    if self.line.wanted() == Wanted::Everything
+                        && let Some(event) = self.session.try_next()
+                    {
+                        self.take_batch(event);
                     }
                 }
                 Wake::Core(event) => self.take_batch(event),
@@ -141,13 +150,17 @@ impl Conversation {
         flow
     }
 
-    /// Takes what is ready besides.
+    /// Takes what is ready besides, up to a point: a stream that is as fast as its processes must not keep what is posted
+    /// from being read.
     fn take_batch(&mut self, first: Event) {
-        let mut next = Some(first);
-        while let Some(event) = next {
-            take(&mut self.session, event, &self.line, &mut self.out);
+        take(&mut self.session, first, &self.line, &mut self.out);
+        for _ in 1..BATCH_TURNS {
             let wanted = self.line.wanted();
-            next = if wanted == Wanted::Everything { self.session.try_next() } else { None };
+            let Some(event) = (if wanted == Wanted::Everything { self.session.try_next() } else { None })
+            else {
+                return;
+            };
+            take(&mut self.session, event, &self.line, &mut self.out);
         }
     }
 

@@ -12,8 +12,11 @@ use hostler_http::{Address, BearerToken, ClearText, Door, DoorOptions, PeerCheck
 use tokio::sync::oneshot;
 
 use super::{StopSignals, a2e_session, check_open_files, host_options, open_audit, session_options};
-use crate::config::{Config, Http};
+use crate::config::{A2e, Config};
 use crate::exit::{Failure, Status};
+
+/// Sessions without a handshake that an address may have where anybody may connect.
+const MAX_STRANGERS: usize = 64;
 
 /// The routes that need no bearer token.
 const OPEN_PATHS: &[&str] = &["/health"];
@@ -53,7 +56,7 @@ async fn host(
     let stop = StopSignals::listen().context("failed to listen for signals")?;
     let door = Door::open(door).map_err(Failure::Door)?;
     let host = Host::start(nursery, host_options(&config, inherited)).context("failed to start")?;
-    let options = http_options(&config.a2e.http);
+    let options = http_options(&config.a2e);
     let sessions = Sessions::new(options, move || {
         a2e_session(&config, host.open_session(session_options(&config)), audit.clone())
     });
@@ -99,13 +102,15 @@ fn door_options(config: &Config, address: Address, clear_text: ClearText) -> Doo
     }
 }
 
-fn http_options(http: &Http) -> HttpOptions {
+fn http_options(a2e: &A2e) -> HttpOptions {
+    let http = &a2e.http;
+    let anybody_may_connect = a2e.auth_token.is_some() && http.bearer_token.is_none();
     HttpOptions {
         max_sessions: http.max_sessions,
+        max_strangers: anybody_may_connect.then_some(MAX_STRANGERS),
         window: ReplayWindow { bytes: http.replay_bytes, replies: http.replay_replies },
         handshake_timeout: http.handshake_timeout,
         idle_timeout: http.idle_timeout,
         busy_timeout: http.busy_timeout,
-        ..HttpOptions::default()
     }
 }

@@ -62,7 +62,9 @@ fn the_token_of_the_handshake_opens_a_session_and_a_wrong_one_does_not() {
 
 #[test]
 fn sessions_without_a_handshake_are_few_at_a_time() {
-    let (host, url) = Setup::new("http_strangers").start_http();
+    // Anybody may connect where this token is all that protects.
+    let setup = Setup::new("http_strangers").variable("HOSTLER_A2E_AUTH_TOKEN", "open sesame");
+    let (host, url) = setup.start_http();
     let mut opened = 0;
     let refused = loop {
         let answer = ask(&url, "POST", "/session", &[], b"");
@@ -87,7 +89,7 @@ fn ten_thousand_half_open_sessions_cost_no_memory() {
             let head = request_head("POST", "/session", &[], Some(0));
             connection.get_mut().write_all(head.as_bytes()).unwrap();
             let status = read_answer(&mut connection).status;
-            assert!(status == 200 || status == 429, "{status}");
+            assert!(status == 200 || status == 503, "{status}");
         }
     };
     open(1000);
