@@ -225,7 +225,7 @@ fn a_command_line_that_cannot_be_used_ends_with_status_2() {
     assert_snapshot!(run(&["a2e"]), @"
     --- stderr
     error: the following required arguments were not provided:
-      --stdio
+      <--stdio|--http <ADDR>|--sdk-config <FILE>>
 
     Usage: hostler a2e <--stdio | --http ADDR | --sdk-config FILE> [OPTIONS]
 
