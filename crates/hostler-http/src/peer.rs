@@ -235,15 +235,24 @@ mod tests {
         (ours, theirs, peer)
     }
 
-    fn both() -> [Owners; 2] {
-        [Owners(Source::SockDiag(sock_diag_socket().unwrap())), Owners(Source::Proc)]
+    /// All ways that work here, of which a container may hide one.
+    fn ways() -> Vec<Owners> {
+        let sources = sock_diag_socket().ok().map(Source::SockDiag).into_iter().chain([Source::Proc]);
+        let ways: Vec<Owners> = sources.map(Owners).filter(|owners| owners.works().unwrap()).collect();
+        assert!(!ways.is_empty());
+        ways
     }
 
     #[test]
     fn a_connection_is_its_owner_s_and_nobody_s_once_that_has_left() {
         for bind in ["127.0.0.1:0", "127.0.0.2:0", "[::1]:0"] {
-            for owners in both() {
-                let listener = TcpListener::bind(bind).unwrap();
+            for owners in ways() {
+                let listener = match TcpListener::bind(bind) {
+                    Ok(listener) => listener,
+                    // There is no IPv6 everywhere.
+                    Err(_) if bind.starts_with('[') => continue,
+                    Err(error) => panic!("{bind}: {error}"),
+                };
                 let (ours, theirs, peer) = connect(&listener);
                 let local = theirs.local_addr().unwrap();
                 assert_eq!(owners.of(peer, local).unwrap(), Some(me()), "{bind}, {owners:?}");
@@ -257,7 +266,7 @@ mod tests {
 
     #[test]
     fn a_listener_is_not_taken_for_a_connection_and_nothing_for_something() {
-        for owners in both() {
+        for owners in ways() {
             let listener = TcpListener::bind("127.0.0.1:0").unwrap();
             let address = listener.local_addr().unwrap();
             let other = SocketAddr::new(address.ip(), 1);
@@ -271,12 +280,12 @@ mod tests {
         use rustix::net::{connect, getsockname, socket};
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
-        let ours = socket(AddressFamily::INET6, SocketType::STREAM, None).unwrap();
+        let Ok(ours) = socket(AddressFamily::INET6, SocketType::STREAM, None) else { return };
         let mapped = SocketAddr::new(Ipv4Addr::LOCALHOST.to_ipv6_mapped().into(), port);
         connect(&ours, &mapped).unwrap();
         let peer = SocketAddr::try_from(getsockname(&ours).unwrap()).unwrap();
         assert!(peer.is_ipv6());
-        for owners in both() {
+        for owners in ways() {
             assert_eq!(owners.of(peer, mapped).unwrap(), Some(me()), "{owners:?}");
             let (seen, local) = (canonical(peer), listener.local_addr().unwrap());
             assert_eq!(owners.of(seen, local).unwrap(), Some(me()), "{owners:?}");

@@ -124,6 +124,10 @@ async fn as_other_user(script: &str, port: u16) -> Output {
 #[tokio::test]
 async fn the_same_user_comes_in_by_both_kinds_of_addresses() {
     for address in ["127.0.0.1:0", "[::1]:0"] {
+        if std::net::TcpListener::bind(address).is_err() {
+            assert!(address.starts_with('['), "there is no IPv6 everywhere, but this");
+            continue;
+        }
         let house = House::open(DoorOptions::at(address.parse().unwrap()));
         let answer = ask(house.tcp(), HELLO).await;
         assert!(answer.ends_with(&format!("\r\n\r\nuser {}", uid())), "{answer}");
