@@ -104,7 +104,9 @@ impl Failure {
                  reader first; --audit FILE or `a2e.audit.path` names another one\n",
                 chain(error)
             ),
-            Self::Address(error) => format!("error: {error}\nhint: it is what --http takes\n"),
+            Self::Address(error) => {
+                format!("error: {error}\nhint: --http 127.0.0.1:0 listens on any free port of this machine\n")
+            }
             Self::Door(error) => format!("error: {}\nhint: {}\n", chain(error), door_hint(error)),
             Self::Input(error) => format!(
                 "error: failed to read from standard input: {error}\nhint: it must be a pipe, a socket, a file or a \
