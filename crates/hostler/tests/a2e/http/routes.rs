@@ -1,9 +1,10 @@
 //! What each route takes and answers.
 
+use hostler_testkit::wait_until;
 use serde_json::json;
 
 use super::agent::{Agent, ask};
-use crate::host::Setup;
+use crate::host::{LONG, Setup};
 
 #[test]
 fn every_route_answers_as_the_protocol_document_says() {
@@ -169,8 +170,16 @@ fn large_messages_of_many_agents_at_once_are_all_taken_in_bounded_memory() {
     std::thread::scope(|scope| {
         for _ in 0..40 {
             scope.spawn(|| {
-                let mut agent = Agent::join(&url);
-                assert_eq!(agent.post(message.as_bytes()).status, 200);
+                let (mut agent, mut stream) = Agent::greet(&url);
+                // Whoever waits too long for room is told to come back.
+                wait_until("room for a message", LONG, || match agent.post(message.as_bytes()) {
+                    answer if answer.status == 200 => Ok(()),
+                    answer => {
+                        assert_eq!(answer.status, 503, "{answer:?}");
+                        Err(answer)
+                    }
+                });
+                assert_eq!(stream.reply("big")["type"], "pong");
             });
         }
     });
