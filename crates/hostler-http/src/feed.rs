@@ -17,10 +17,10 @@ use crate::meter::Meter;
 
 /// Where chunks come from.
 pub trait Source {
-    /// Gives back a chunk that was taken, for its memory.
+    /// Gives back a chunk that was taken, for its memory: the last but one that it gave.
     fn spent(&mut self, chunk: Bytes);
 
-    /// The next chunk, which is not empty; everything before was taken. `None` is the end.
+    /// The next chunk, which is not empty; all that it gave before was taken. `None` is the end.
     fn poll_chunk(&mut self, cx: &mut Context<'_>) -> Poll<Option<Bytes>>;
 }
 
@@ -58,7 +58,7 @@ impl Delivery {
         outstanding.taken(self.0.meter.written())
     }
 
-    /// Ends the connection, and says what it has taken of the outstanding chunk. It takes nothing more.
+    /// Ends the connection, and says what it has taken of the last chunk that it was given. It takes nothing more.
     pub fn cut(&self) -> Bytes {
         let outstanding = self.0.outstanding.lock();
         let taken = outstanding.taken(self.0.meter.cut());
@@ -98,13 +98,17 @@ impl<S: Source + Unpin> Body for Feed<S> {
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         let this = self.get_mut();
         std::task::ready!(this.shared.meter.poll_flushed(cx));
-        let spent = std::mem::take(&mut this.shared.outstanding.lock().chunk);
+        // The chunk before stays the outstanding one until its source has been told that it was taken: a cut in between must
+        // not find that nothing was.
+        let Some(chunk) = std::task::ready!(this.source.poll_chunk(cx)) else { return Poll::Ready(None) };
+        let mut outstanding = this.shared.outstanding.lock();
+        let next = Outstanding { chunk: chunk.clone(), before: this.shared.meter.announce() };
+        let spent = std::mem::replace(&mut *outstanding, next).chunk;
+        drop(outstanding);
+        // Before the first one there was none.
         if !spent.is_empty() {
             this.source.spent(spent);
         }
-        let Some(chunk) = std::task::ready!(this.source.poll_chunk(cx)) else { return Poll::Ready(None) };
-        let mut outstanding = this.shared.outstanding.lock();
-        *outstanding = Outstanding { chunk: chunk.clone(), before: this.shared.meter.announce() };
         Poll::Ready(Some(Ok(Frame::data(chunk))))
     }
 }
