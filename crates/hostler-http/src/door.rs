@@ -304,6 +304,9 @@ impl Door {
                 let Some(owners) = &self.owners else { return Ok(Peer::Address(from.ip().to_canonical())) };
                 let local = stream.local_addr().map_err(Refused::Unknown)?;
                 let owner = owners.of(*from, local).map_err(Refused::Unknown)?;
+                // A client can reset its connection and leave what it sent to be read; the next socket with its port would
+                // answer for it. While our end stands, no other can have these four numbers; one that was reset has no peer.
+                stream.peer_addr().map_err(|_| Refused::Nobody)?;
                 same_user(owner.ok_or(Refused::Nobody)?)
             }
         }

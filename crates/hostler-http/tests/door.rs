@@ -6,6 +6,7 @@
     reason = "helpers of tests, which clippy does not take for tests"
 )]
 
+use std::io::Write;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::process::Output;
@@ -172,6 +173,48 @@ async fn another_user_of_this_machine_is_refused_however_it_comes() {
         "whoever has the token may"
     );
     house.close().await;
+}
+
+#[tokio::test]
+async fn a_port_that_is_used_again_does_not_answer_for_who_had_it_before() {
+    let came = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&came);
+    let hello = move |request: Request| {
+        count.fetch_add(1, Ordering::SeqCst);
+        async move { request.method().to_string() }
+    };
+    let door = Door::open(local()).unwrap();
+    let address: SocketAddr = door.address().to_string().parse().unwrap();
+    // Both wait to be accepted: the first has been reset by then, but what it sent can still be read.
+    let mut first = connect_from(None, address);
+    let port = first.local_addr().unwrap().port();
+    first.write_all(HELLO.replace("GET", "POST").as_bytes()).unwrap();
+    rustix::net::sockopt::set_socket_linger(&first, Some(Duration::ZERO)).unwrap();
+    drop(first);
+    let mut second = connect_from(Some(port), address);
+    second.write_all(HELLO.as_bytes()).unwrap();
+    let (stop, stopped) = oneshot::channel();
+    let served = tokio::spawn(door.serve(Router::new().route("/hello", any(hello)), async {
+        let _ = stopped.await;
+    }));
+    second.set_nonblocking(true).unwrap();
+    let answer = talk(TcpStream::from_std(second).unwrap(), b"").await;
+    assert!(answer.ends_with("GET"), "{answer}");
+    // Connections are accepted in their order, so the first was before the second, and what came of it ends with the door.
+    stop.send(()).unwrap();
+    served.await.unwrap();
+    assert_eq!(came.load(Ordering::SeqCst), 1);
+}
+
+/// A connection from a port of this machine, or from any.
+fn connect_from(port: Option<u16>, to: SocketAddr) -> std::net::TcpStream {
+    use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
+    let socket = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+    if let Some(port) = port {
+        bind(&socket, &SocketAddr::from(([127, 0, 0, 1], port))).unwrap();
+    }
+    connect(&socket, &to).unwrap();
+    socket.into()
 }
 
 #[tokio::test]
