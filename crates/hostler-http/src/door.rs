@@ -138,9 +138,9 @@ pub struct Door {
 enum Listener {
     Tcp(TcpListener),
     Unix {
-        listener: UnixListener,
-        /// Removed with the door.
+        /// Removed with the door, and before it: a socket that still listens is replaced by nobody.
         _place: Place,
+        listener: UnixListener,
     },
 }
 
@@ -202,7 +202,7 @@ impl Door {
                 let made = UnixListener::from_std(listener);
                 let listener = made.map_err(|source| SocketError::Make { path: path.clone(), source })?;
                 (
-                    Listener::Unix { listener, _place: place },
+                    Listener::Unix { _place: place, listener },
                     options.address.clone(),
                     None,
                     ReachedBy::UnixSocket,

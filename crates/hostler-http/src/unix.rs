@@ -1,14 +1,16 @@
 //! A socket in the file system, for its owner alone.
 
-use std::fs::{self, DirBuilder, File, Permissions};
+use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rustix::fs::FlockOperation;
+use rustix::fs::{FlockOperation, Mode};
 use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 /// Why there is no socket at a path.
 #[derive(Debug, thiserror::Error)]
@@ -31,6 +33,9 @@ pub enum SocketError {
 
 /// Bytes of the path of a socket (`unix(7)`), without the NUL at its end.
 const LONGEST_PATH: usize = 107;
+
+/// Connections that may wait to be accepted; the system may allow fewer.
+const BACKLOG: i32 = 1024;
 
 /// The place of a socket; it is removed when this is dropped, if it is still the same one.
 #[derive(Debug)]
@@ -58,45 +63,51 @@ pub(crate) fn listen(path: &Path) -> Result<(UnixListener, Place), SocketError> 
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         Some(_) | None => Path::new("."),
     };
-    // Clients could not say it, however it is made.
+    // One byte more would fit without the NUL behind it, which most clients cannot do without.
     if path.as_os_str().len() > LONGEST_PATH {
         return Err(fail(Errno::NAMETOOLONG.into()));
     }
-    // Two that find the same dead socket must not replace each other's.
+    let address = SocketAddrUnix::new(path).map_err(|error| fail(error.into()))?;
+    // Two that find the same dead socket must not replace each other's. Until this one listens, it looks dead, too.
     let _lock = lock(folder).map_err(fail)?;
-    look(path)?;
-    // Made where nobody else can reach it, and moved when its mode is right.
-    let nursery =
-        folder.join(format!(".{}.{}", std::process::id(), fs::metadata(folder).map_err(fail)?.ino()));
-    DirBuilder::new().mode(0o700).create(&nursery).map_err(fail)?;
-    let made = make(&nursery.join("s"), path);
-    let removed = fs::remove_dir_all(&nursery);
-    let made = made.map_err(fail)?;
-    removed.map_err(fail)?;
-    Ok(made)
+    make_way(path, &address)?;
+    let socket = socket().map_err(fail)?;
+    // The file gets the mode of the socket that is bound to it, so that nobody ever sees it with another one.
+    rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR).map_err(|error| fail(error.into()))?;
+    rustix::net::bind(&socket, &address).map_err(|error| match error {
+        // By a program that does not know the lock.
+        Errno::ADDRINUSE => SocketError::InUse(path.to_owned()),
+        error => fail(error.into()),
+    })?;
+    let made = fs::symlink_metadata(path).map_err(fail)?;
+    let place = Place { path: path.to_owned(), device: made.dev(), inode: made.ino() };
+    if made.mode() & 0o077 != 0 {
+        return Err(fail(io::Error::new(io::ErrorKind::Unsupported, "others could reach it")));
+    }
+    rustix::net::listen(&socket, BACKLOG).map_err(|error| fail(error.into()))?;
+    Ok((socket.into(), place))
 }
 
-fn make(first: &Path, path: &Path) -> io::Result<(UnixListener, Place)> {
-    let listener = UnixListener::bind(first)?;
-    fs::set_permissions(first, Permissions::from_mode(0o600))?;
-    let metadata = fs::symlink_metadata(first)?;
-    fs::rename(first, path)?;
-    listener.set_nonblocking(true)?;
-    Ok((listener, Place { path: path.to_owned(), device: metadata.dev(), inode: metadata.ino() }))
+fn socket() -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    Ok(rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?)
 }
 
-/// Whether something stands in the way.
-fn look(path: &Path) -> Result<(), SocketError> {
+/// Removes a dead socket; anything else that stands in the way stays.
+fn make_way(path: &Path, address: &SocketAddrUnix) -> Result<(), SocketError> {
+    let fail = |source| SocketError::Make { path: path.to_owned(), source };
     match fs::symlink_metadata(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        Err(source) => Err(SocketError::Make { path: path.to_owned(), source }),
-        Ok(found) if !found.file_type().is_socket() => Err(SocketError::NoSocket(path.to_owned())),
-        Ok(_) => match UnixStream::connect(path) {
-            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => Ok(()),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-            // Also one that does not let us in, or has too many waiting: it lives.
-            Ok(_) | Err(_) => Err(SocketError::InUse(path.to_owned())),
-        },
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(source) => return Err(fail(source)),
+        Ok(found) if !found.file_type().is_socket() => return Err(SocketError::NoSocket(path.to_owned())),
+        Ok(_) => {}
+    }
+    // This does not wait for a program that accepts nobody.
+    match rustix::net::connect(socket().map_err(fail)?, address) {
+        Err(Errno::CONNREFUSED) => fs::remove_file(path).map_err(fail),
+        Err(Errno::NOENT) => Ok(()),
+        // Also one that does not let us in, or has too many waiting: it lives.
+        Ok(()) | Err(_) => Err(SocketError::InUse(path.to_owned())),
     }
 }
 
@@ -122,6 +133,9 @@ fn nap() {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::net::UnixStream;
+
     use super::*;
 
     fn mode(path: &Path) -> u32 {
@@ -171,11 +185,39 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_that_is_not_there_and_a_path_that_is_too_long_are_errors() {
+    fn a_program_that_accepts_nobody_lives_and_is_not_waited_for() {
         let folder = tempfile::tempdir().unwrap();
-        for path in ["none/x".to_owned(), "y".repeat(200)] {
-            assert!(matches!(listen(&folder.path().join(path)), Err(SocketError::Make { .. })));
+        let path = folder.path().join("door.sock");
+        let address = SocketAddrUnix::new(&path).unwrap();
+        let stuck = socket().unwrap();
+        rustix::net::bind(&stuck, &address).unwrap();
+        rustix::net::listen(&stuck, 0).unwrap();
+        let mut waiting = Vec::new();
+        loop {
+            let one_more = socket().unwrap();
+            match rustix::net::connect(&one_more, &address) {
+                Ok(()) => waiting.push(one_more),
+                Err(error) => break assert_eq!(error, Errno::AGAIN),
+            }
         }
-        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "nothing is left");
+        assert!(matches!(listen(&path), Err(SocketError::InUse(_))));
+    }
+
+    #[test]
+    fn a_path_may_be_as_long_as_the_system_has_it() {
+        let folder = tempfile::tempdir().unwrap();
+        // A long folder and a short name: whatever else is made there must not be what is too long.
+        let room = LONGEST_PATH - folder.path().as_os_str().len() - "//x".len();
+        let deep = folder.path().join("d".repeat(room));
+        fs::create_dir(&deep).unwrap();
+        let (_listener, _place) = listen(&deep.join("x")).unwrap();
+        assert!(matches!(listen(&deep.join("xy")), Err(SocketError::Make { .. })));
+        assert_eq!(fs::read_dir(&deep).unwrap().count(), 1, "nothing else is left");
+    }
+
+    #[test]
+    fn a_folder_that_is_not_there_is_an_error() {
+        let folder = tempfile::tempdir().unwrap();
+        assert!(matches!(listen(&folder.path().join("none/x")), Err(SocketError::Make { .. })));
     }
 }
