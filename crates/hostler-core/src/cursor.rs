@@ -236,7 +236,7 @@ impl LogReader<'_> {
     }
 }
 
-/// What a cursor got.
+/// What a [`Cursor`] got. The crate exports it as `CursorRead`, beside which `std::io::Read` keeps its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Read {
     /// So many bytes are in the buffer.

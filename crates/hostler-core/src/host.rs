@@ -41,26 +41,27 @@ pub enum CgroupUse {
     Off,
 }
 
-/// How a host is set up.
+/// How a host is set up. Its `default()` is the default of the configuration, with this process's environment.
 #[derive(Clone, Debug)]
 pub struct HostOptions {
-    /// Live processes in all sessions together.
+    /// Live processes in all sessions together. Default: 4096.
     pub max_processes: usize,
-    /// Between SIGTERM and SIGKILL when a limit stops a process.
+    /// Between SIGTERM and SIGKILL when a limit stops a process. Default: 2 seconds.
     pub stop_grace: Duration,
-    /// How long a kill may go on before it reports survivors.
+    /// How long a kill may go on before it reports survivors. Default: 2 seconds.
     pub kill_limit: Duration,
-    /// Bytes of the newest output of a stream that are kept in memory.
+    /// Bytes of the newest output of a stream that are kept in memory. Default: 64 KiB.
     pub buffer_bytes: usize,
-    /// Bytes of recorded output of all sessions together.
+    /// Bytes of recorded output of all sessions together. Default: 8 GiB.
     pub record_bytes_total: u64,
-    /// Control groups.
+    /// Control groups. Default: [`CgroupUse::Auto`].
     pub cgroup: CgroupUse,
-    /// Where spools and artifacts go; `None` finds a folder as [`StateHome`] says.
+    /// Where spools and artifacts go; `None`, the default, finds a folder as [`StateHome`] says.
     pub state_dir: Option<PathBuf>,
-    /// What decides where that is.
+    /// What decides where that is. Default: the variables of this process.
     pub places: Places,
     /// What programs inherit: usually [`std::env::vars_os`] without secrets. PATH in it is where programs are looked for.
+    /// Default: all variables of this process, secrets too.
     pub env: Vec<(OsString, OsString)>,
 }
 

@@ -44,18 +44,19 @@ const KEEPER_ATTEMPTS: usize = 3;
 /// How many processes beyond those to keep are known before the oldest are forgotten.
 const PRUNE_BATCH: usize = 64;
 
-/// How a session is set up.
+/// How a session is set up: there are defaults for [`relay`](Self::relay) and for [`record`](Self::record).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SessionOptions {
-    /// What is kept of output: see [`Policy`].
+    /// What is kept of output: see [`Policy`]. It is what the two differ in.
     pub policy: Policy,
-    /// Live processes at a time; one whose root has ended counts while something that it started lives.
+    /// Live processes at a time; one whose root has ended counts while something that it started lives. Default: 64.
     pub max_processes: usize,
-    /// How many ended processes stay known.
+    /// How many ended processes stay known. Default: 1024.
     pub keep_ended: usize,
-    /// Quota of output of one process in bytes. Record: what is saved. Relay: what has not been taken.
+    /// Quota of output of one process in bytes. Record: what is saved, by default 64 MiB. Relay: what has not been taken,
+    /// by default 16 MiB.
     pub bytes_per_process: u64,
-    /// The same for all processes of the session together.
+    /// The same for all processes of the session together. Default: 1 GiB recorded, 256 MiB relayed.
     pub bytes_per_session: u64,
 }
 

@@ -30,21 +30,21 @@ pub enum StderrMode {
     Merged,
 }
 
-/// A program to start.
+/// A program to start. [`SpawnSpec::new`] takes the command and has the defaults for the rest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SpawnSpec {
     /// Program and arguments. A program without a slash is looked for on the host's PATH as execvp(3) does; no shell
     /// is involved.
     pub argv: Vec<OsString>,
-    /// Working directory; `None` is the host's.
+    /// Working directory; `None`, the default, is the host's. A relative one starts there.
     pub cwd: Option<PathBuf>,
-    /// Variables laid over the inherited environment; of several with one name the last counts.
+    /// Variables laid over the inherited environment; of several with one name the last counts. Default: none.
     pub env: Vec<(OsString, OsString)>,
-    /// Standard input.
+    /// Standard input. Default: [`StdinMode::Pipe`].
     pub stdin: StdinMode,
-    /// Standard error.
+    /// Standard error. Default: [`StderrMode::Separate`].
     pub stderr: StderrMode,
-    /// How long it may run before its tree is stopped; `None` is for ever.
+    /// How long it may run before its tree is stopped; `None`, the default, is for ever.
     pub timeout: Option<Duration>,
 }
 

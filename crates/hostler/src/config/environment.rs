@@ -45,6 +45,10 @@ pub(crate) fn variable_name(key: &str) -> String {
 }
 
 /// Finds the settings among the variables.
+///
+/// An empty variable is as good as none, so that a script may pass one on that it does not have, and none of these switches
+/// a token off that a file asks for. For a list it is the empty list: there is no other way to write one, and a list of
+/// what is allowed must not turn into its default because somebody's variable was empty.
 pub(crate) fn settings(schema: &Schema, variables: &Variables) -> Result<Vec<Setting>, ConfigError> {
     let keys: BTreeMap<String, (String, &Value)> =
         schema.keys().into_iter().map(|(key, default)| (variable_name(&key), (key, default))).collect();
@@ -61,6 +65,9 @@ pub(crate) fn settings(schema: &Schema, variables: &Variables) -> Result<Vec<Set
         };
         let origin = Origin::Variable(name);
         let Some(text) = value.to_str() else { return Err(ConfigError::NotText { origin }) };
+        if text.is_empty() && !default.is_array() {
+            continue;
+        }
         found.push(Setting { key: key.clone(), value: value_like(default, text), origin });
     }
     Ok(found)

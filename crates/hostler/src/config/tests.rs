@@ -192,6 +192,25 @@ fn variables_are_read_as_the_type_of_their_key() {
 }
 
 #[test]
+fn an_empty_variable_counts_as_none_but_for_a_list() {
+    let file = "[a2e]\nallowed_commands = ['cat']\nauth_token_file = '../token'\nmax_processes = 7\npush_events = true\n\
+                [a2e.http]\nallowed_hosts = ['host']\n[runtime]\nstate_dir = '/s'\n[log]\nlevel = 'trace'";
+    let place = || Place::new().file("token", "s3cret").user_file(file);
+    let schema = Schema::new();
+    for (key, default) in schema.keys() {
+        let config = place().variable(&environment::variable_name(&key), "").config();
+        let mut expected = place().config();
+        match key.as_str() {
+            "a2e.allowed_commands" => expected.a2e.allowed_commands.clear(),
+            "a2e.http.allowed_hosts" => expected.a2e.http.allowed_hosts.clear(),
+            _ => assert!(!default.is_array() || key == "a2e.http.allowed_origins", "{key}"),
+        }
+        // The places of two folders differ in nothing else.
+        assert_eq!(config, expected, "{key}");
+    }
+}
+
+#[test]
 fn reserved_variables_are_no_settings() {
     let place = Place::new().variable("HOSTLER_PROCESS_ID", "7").variable("HOSTLER_CONFIG", "");
     assert_eq!(place.config(), Place::new().config());
