@@ -483,7 +483,7 @@ impl KeeperLink {
             // The limit is for a nursery that was stopped or starved; its death ends the wait as well.
             let _ = tokio::time::timeout(SWEEP_LIMIT, self.wait_until_swept()).await;
         }
-        let (clients, tickets, not_started, doubt, pid) = {
+        let (clients, tickets, not_started, doubt) = {
             let mut state = self.state.lock();
             let doubt = (!nothing_left && !state.swept).then_some(Doubt::KeeperLost);
             state.phase = Phase::Told(doubt);
@@ -492,16 +492,8 @@ impl KeeperLink {
             state.sockets = None;
             state.pidfd = None;
             let (clients, tickets) = (std::mem::take(&mut state.clients), std::mem::take(&mut state.tickets));
-            (clients, tickets, state.not_started.take(), doubt, state.pid)
+            (clients, tickets, state.not_started.take(), doubt)
         };
-        // One that was never there has been reported by then.
-        if !nothing_left && not_started.is_none() {
-            tracing::warn!(
-                keeper = pid,
-                processes = clients.len(),
-                "a keeper is lost, with what it had started"
-            );
-        }
         for client in clients.values() {
             if let Some(reason) = &not_started {
                 client.no_keeper(reason.clone());
