@@ -162,31 +162,34 @@ impl Reader {
                 return Err(self.problem("plugins", SdkProblem::Expected { what: "a list of plugins" }));
             }
         };
-        let mut hosted = None;
+        let (mut hosted, mut switched_off) = (None, None);
         for (number, plugin) in plugins.into_iter().enumerate() {
             let at = format!("plugins[{number}]");
             let mut plugin = self.section(&at, plugin)?;
             let kind = plugin.text("type")?;
             let class = plugin.text("cls")?;
-            let name = plugin.text("name")?;
-            if hosted.is_none() && is_proc([&kind, &class, &name]) {
-                let metadata = plugin.section("metadata")?;
-                plugin.warn_of_the_rest(sdk);
-                hosted = Some(metadata);
-            } else {
-                sdk.warnings.push(self.no_effect(&at));
+            // A name of its own, which says nothing.
+            plugin.text("name")?;
+            if hosted.is_none() && is_proc(kind.as_deref(), class.as_deref()) {
+                let mut metadata = plugin.section("metadata")?;
+                if metadata.switch("enabled")? != Some(false) {
+                    plugin.warn_of_the_rest(sdk);
+                    hosted = Some(metadata);
+                    continue;
+                }
+                switched_off.get_or_insert(metadata.key("enabled"));
             }
+            sdk.warnings.push(self.no_effect(&at));
         }
-        let mut metadata = hosted.ok_or_else(|| self.problem("plugins", SdkProblem::NoProcPlugin))?;
+        let mut metadata = hosted.ok_or_else(|| {
+            self.problem(switched_off.as_deref().unwrap_or("plugins"), SdkProblem::NoProcPlugin)
+        })?;
         self.proc_plugin(&mut metadata, sdk)?;
         metadata.warn_of_the_rest(sdk);
         Ok(())
     }
 
     fn proc_plugin(&self, metadata: &mut Section<'_>, sdk: &mut Sdk) -> Result<(), ConfigError> {
-        if metadata.switch("enabled")? == Some(false) {
-            return Err(self.problem(&metadata.key("enabled"), SdkProblem::NoProcPlugin));
-        }
         let off = metadata.either("DISABLE_NETWORK", "network_disabled")?;
         if let Some((key, value)) = off
             && Section::as_switch(&value).ok_or_else(|| metadata.expected(key, "true or false"))?
@@ -221,10 +224,11 @@ impl Reader {
     }
 }
 
-/// Whether one of the words that a plugin is described by names the plugin for processes.
-fn is_proc(words: [&Option<String>; 3]) -> bool {
-    let last = |word: &str| word.rsplit(['.', ':']).next().unwrap_or_default().to_ascii_lowercase();
-    words.into_iter().flatten().map(|word| last(word)).any(|word| word.starts_with("proc"))
+/// Whether type or class of a plugin are those of the one for processes. Anything that is merely like them is another
+/// plugin: were it taken for this one, its allowlist, or the default, would hold instead of the one that was written.
+fn is_proc(kind: Option<&str>, class: Option<&str>) -> bool {
+    let class = class.and_then(|path| path.rsplit(['.', ':']).next());
+    matches!(kind, Some("proc" | "procs")) || matches!(class, Some("ProcPlugin" | "ProcsPlugin"))
 }
 
 impl Section<'_> {

@@ -74,23 +74,34 @@ fn events_are_what_sdk_clients_need_unless_something_else_is_asked_for() {
 }
 
 #[test]
-fn the_plugin_is_found_by_any_of_the_words_for_it() {
+fn the_plugin_is_the_first_enabled_one_of_its_type_or_class() {
+    const REAL: &str =
+        "{name: p, type: x, cls: a2e.caps.proc.plugin.ProcPlugin, metadata: {ALLOWED_COMMANDS: [cat]}}";
+    for before in [
+        "",
+        "{name: processor, type: tools, cls: my.tools.ProcessorPlugin}",
+        "{name: proc, type: process, cls: a2e.caps.proc.plugin.ProcPluginBase}",
+        "{name: proc, type: procs, metadata: {enabled: false, ALLOWED_COMMANDS: [bash]}}",
+    ] {
+        let text = format!("plugins: [{before}{} {REAL}]", if before.is_empty() { "" } else { "," });
+        assert_eq!(config(&text).a2e.allowed_commands, ["cat"], "{text}");
+    }
     for plugin in [
         "{type: proc}",
         "{type: procs}",
         "{type: x, cls: a2e.plugins.procs.ProcsPlugin}",
         "{cls: 'a2e.plugins:ProcPlugin'}",
-        "{name: proc}",
-        "{name: files}\n  - {type: proc}",
     ] {
-        config(&format!("plugins:\n  - {plugin}\n"));
+        config(&format!("plugins: [{plugin}]"));
     }
     for none in [
         "",
         "plugins: []",
         "plugins:\n",
-        "plugins:\n  - {type: files}",
-        "plugins:\n  - {type: proc, metadata: {enabled: false}}",
+        "plugins: [{type: files}]",
+        "plugins: [{name: proc}]",
+        "plugins: [{type: process}]",
+        "plugins: [{type: proc, metadata: {enabled: false}}]",
     ] {
         let error = error(none);
         assert!(error.contains("no enabled plugin of type `proc`"), "{none}: {error}");

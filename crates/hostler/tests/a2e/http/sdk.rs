@@ -17,7 +17,7 @@ transport:
 plugins:
   - name: procs
     type: procs
-    cls: a2e.plugins.ProcsPlugin
+    cls: a2e.caps.proc.plugin.ProcPlugin
     metadata:
       enabled: true
       ALLOWED_COMMANDS: [python3]
