@@ -6,6 +6,7 @@
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
+use serde_saphyr::UserMessageFormatter;
 
 use super::error::{ConfigError, Origin, SdkProblem};
 use super::file;
@@ -34,6 +35,9 @@ pub(crate) struct Sdk {
 const MIN_ROTATE_BYTES: i64 = 65_536;
 const MIN_RELAY_BYTES: i64 = 65_536;
 
+/// More values than any configuration has, counted with those that aliases repeat.
+const MAX_NODES: usize = 20_000;
+
 /// Reads a file, which must be there.
 pub(crate) fn read(path: &Path) -> Result<Sdk, ConfigError> {
     let text = file::read(path)?.ok_or_else(|| ConfigError::ReadFile {
@@ -46,14 +50,21 @@ pub(crate) fn read(path: &Path) -> Result<Sdk, ConfigError> {
 fn parse(path: &Path, text: &str) -> Result<Sdk, ConfigError> {
     let reader = Reader { path: path.to_owned() };
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
-    let document: Value = serde_saphyr::from_str(text).map_err(|error| {
-        let reason = error.to_string();
-        reader
-            .problem("", SdkProblem::Syntax { reason: reason.lines().next().unwrap_or_default().to_owned() })
-    })?;
+    let document = yaml(text).map_err(|reason| reader.problem("", SdkProblem::Syntax { reason }))?;
     let mut sdk = Sdk::default();
     reader.document(document, &mut sdk)?;
     Ok(sdk)
+}
+
+/// The one document of a text, or what is wrong with it. It quotes no text of the file but names of keys: that may
+/// be a token.
+fn yaml(text: &str) -> Result<Value, String> {
+    let options = serde_saphyr::options! {
+        budget: serde_saphyr::budget! { max_nodes: MAX_NODES },
+        with_snippet: false,
+    };
+    serde_saphyr::from_str_with_options(text, options)
+        .map_err(|error| error.render_with_formatter(&UserMessageFormatter).replace('\n', "; "))
 }
 
 /// A mapping whose keys are taken out as they are read; what is left at the end has no effect.
@@ -137,8 +148,11 @@ impl Reader {
             (None, _) => {}
         }
         if let Some(path) = path {
-            // Relative to the working directory, as the SDK has it.
-            let path = std::path::absolute(&path).map_or(path, |path| path.to_string_lossy().into_owned());
+            // Relative to the working directory, as the SDK has it. What cannot be resolved stays as it is, and is refused
+            // by those who judge settings.
+            let path = std::path::absolute(&path).unwrap_or_else(|_| path.into());
+            let origin = self.origin("audit.path");
+            let path = path.to_str().ok_or(ConfigError::NotText { origin })?;
             audit.set(sdk, "path", "a2e.audit.path", path.into());
         }
         let mut rotate = audit.section("rotate")?;
@@ -220,7 +234,8 @@ impl Reader {
     }
 
     fn no_effect(&self, key: &str) -> String {
-        format!("{}: {key} has no effect here", self.path.display())
+        // A name may be any text; the message stays one line.
+        format!("{}: {} has no effect here", self.path.display(), key.escape_debug())
     }
 }
 

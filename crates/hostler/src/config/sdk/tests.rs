@@ -2,13 +2,18 @@
 
 use std::fs;
 
+use insta::assert_snapshot;
 use proptest::prelude::*;
 
 use super::*;
-use crate::config::{Config, EventData, Sources, load};
+use crate::config::{Config, EventData, Loaded, Sources, load};
 
 /// What a text as the file of `--sdk-config` comes to, besides variables.
-fn load_with(text: &str, variables: &[(&str, &str)]) -> Result<crate::config::Loaded, String> {
+fn load_with(text: &str, variables: &[(&str, &str)]) -> Result<Loaded, String> {
+    load_bytes(text.as_bytes(), variables)
+}
+
+fn load_bytes(text: &[u8], variables: &[(&str, &str)]) -> Result<Loaded, String> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a2e.yaml");
     fs::write(&path, text).unwrap();
@@ -123,7 +128,7 @@ fn both_spellings_are_read_and_must_agree() {
             "ALLOWED_COMMANDS: [cat]\nallowed_commands: [cat]\ntimeout: 5\nmax_procs: 3\nmax_output_bytes: 70000"
         ))
     );
-    insta::assert_snapshot!(error(&with_metadata("MAX_PROCS: 3\nmax_procs: 4")), @"
+    assert_snapshot!(error(&with_metadata("MAX_PROCS: 3\nmax_procs: 4")), @"
     DIR/a2e.yaml: plugins[0].metadata.MAX_PROCS: says something else than `plugins[0].metadata.max_procs`, which is the same key
     hint: leave one of them out
     ");
@@ -140,7 +145,7 @@ fn what_cannot_be_honoured_keeps_the_host_from_starting() {
     for off in ["DISABLE_NETWORK: false", "network_disabled: false", "DISABLE_NETWORK:"] {
         config(&with_metadata(off));
     }
-    insta::assert_snapshot!(error(&with_metadata("DISABLE_NETWORK: true")), @"
+    assert_snapshot!(error(&with_metadata("DISABLE_NETWORK: true")), @"
     DIR/a2e.yaml: plugins[0].metadata.DISABLE_NETWORK: programs cannot be kept from the network yet, so this host does not start
     hint: start it where there is no network, such as in a network namespace, and leave the key out
     ");
@@ -208,13 +213,75 @@ fn what_is_no_such_configuration_says_where_and_what_it_should_be() {
         ),
         ("plugins: [{type: proc, metadata: {ALLOWED_COMMANDS: ['']}}]", "a list of names of commands"),
         ("plugins: [{type: proc, metadata: {MAX_PROCS: 0}}]", "a whole number from 1 to 1000000"),
-        ("a: 1\na: 2", "not valid YAML"),
         ("a: {", "not valid YAML"),
-        ("a: 1\n---\nb: 2", "not valid YAML"),
+        ("plugins: [{type: proc, metadata: {timeout: .inf}}]", "not a finite number at line 1, column 44"),
+        ("plugins: [{type: proc, metadata: {enabled: 'false'}}]", "enabled: expected true or false"),
+        ("plugins: [{type: proc, metadata: {MAX_PROCS: '3'}}]", "MAX_PROCS: expected a whole number"),
     ] {
         let error = error(text);
         assert!(error.contains(expected), "{text}: {error}");
     }
+}
+
+#[test]
+fn what_is_no_yaml_says_where() {
+    assert_snapshot!(error("plugins:\n\t- type: proc\n"), @"
+    DIR/a2e.yaml: not valid YAML: tabs disallowed within this context (block indentation) at line 2, column 2
+    hint: docs/sdk.md lists the keys and what they take
+    ");
+    assert_snapshot!(error("server:\n  port: 1\n  port: 1\n"), @"
+    DIR/a2e.yaml: not valid YAML: duplicate mapping key `port` is not allowed here at line 3, column 3
+    hint: docs/sdk.md lists the keys and what they take
+    ");
+    assert_snapshot!(error("a: 1\n---\nb: 2\n"), @"
+    DIR/a2e.yaml: not valid YAML: only single YAML document expected but multiple found at line 3, column 1
+    hint: docs/sdk.md lists the keys and what they take
+    ");
+    assert_snapshot!(error("a: *nowhere\n"), @"
+    DIR/a2e.yaml: not valid YAML: reference to unknown value at line 1, column 4
+    hint: docs/sdk.md lists the keys and what they take
+    ");
+}
+
+#[test]
+fn a_file_that_is_no_text_or_too_large_is_refused() {
+    let error_of = |bytes: &[u8]| load_bytes(bytes, &[]).map(|loaded| loaded.config).unwrap_err();
+    assert_snapshot!(error_of(b"host_id: x\nauth_token: \xff\n"), @"
+    DIR/a2e.yaml:2: the text is not valid UTF-8
+    hint: write it in UTF-8
+    ");
+    assert_snapshot!(error_of(&[b'#'; (1 << 20) + 1]), @"
+    the configuration file DIR/a2e.yaml is larger than 1048576 bytes
+    hint: `hostler config default` prints a file to start from
+    ");
+    // A mark of the order of bytes, as some editors write it, is no part of the text.
+    assert_eq!(config(&format!("\u{feff}{PROC}")), config(PROC));
+}
+
+#[test]
+fn no_mistake_shows_the_token() {
+    for mistake in [
+        "auth_token: \"sesame",
+        "auth_token: sesame: street",
+        "auth_token: *sesame",
+        "auth_token: @sesame",
+        "auth_token: [sesame]",
+        "auth_token: {sesame: 1}",
+        "auth_token: sesame\n\tserver:",
+        "auth_token: sesame\nauth_token: sesame",
+        "auth_token: sesame\nserver: [",
+        "auth_token: sesame\nplugins: sesame",
+    ] {
+        let error = error(mistake);
+        assert!(!error.contains("sesame"), "{mistake}: {error}");
+    }
+}
+
+#[test]
+fn a_name_of_a_key_cannot_write_lines_of_its_own() {
+    let text = format!("\"a\\nb\\e[31m\": 1\n{PROC}");
+    let warnings = load_with(&text, &[]).unwrap().warnings;
+    assert!(warnings[0].ends_with(r"a\nb\u{1b}[31m has no effect here"), "{warnings:?}");
 }
 
 #[test]
@@ -252,7 +319,32 @@ fn a_token_of_a_variable_wins_over_the_one_of_the_file_and_neither_is_shown() {
 
 proptest! {
     #[test]
-    fn no_text_makes_the_reader_panic(text in "[a-z0-9:{}\\[\\],&*!|>'\"#%@` \n\t-]{0,200}") {
+    fn no_text_makes_the_reader_panic(text in "[a-z0-9:{}\\[\\],&*!|>'\"#%@` \n\t-]{0,200}|\\PC{0,100}|(?s:.{0,100})") {
         let _ = parse(Path::new("/x"), &text);
+    }
+
+    /// The same for those that get further: known keys, with values that may be anything.
+    #[test]
+    fn no_values_make_the_reader_panic(
+        values in prop::collection::vec("[0-9]{1,30}|-1|1e400|-0.0|~|\\[\\]|\\[x\\]|\\{\\}|true|http|proc|'[^']{0,9}'", 14),
+    ) {
+        let keys = [
+            "host_id", "auth_token", "server: {host", "server: {port", "transport: {type", "audit: {enabled",
+            "audit: {path", "audit: {rotate", "audit: {rotate: {max_bytes", "plugins: [{type",
+            "plugins: [{type: proc, metadata", "plugins: [{type: proc, metadata: {enabled",
+            "plugins: [{type: proc, metadata: {MAX_PROCS", "plugins: [{type: proc, metadata: {ALLOWED_COMMANDS",
+        ];
+        for (key, value) in keys.iter().zip(&values) {
+            let closing: String = key
+                .chars()
+                .rev()
+                .filter_map(|opening| match opening {
+                    '{' => Some('}'),
+                    '[' => Some(']'),
+                    _ => None,
+                })
+                .collect();
+            let _ = parse(Path::new("/x"), &format!("{key}: {value}{closing}\n"));
+        }
     }
 }
