@@ -6,7 +6,7 @@ use clap::{ArgGroup, Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use hostler_http::ClearText;
 use toml::Value;
 
-use crate::config::{ConfigError, EventData, LogLevel, Origin, Schema, SdkTransport, Setting};
+use crate::config::{ConfigError, EventData, LogLevel, Origin, Schema, SdkProblem, SdkTransport, Setting};
 
 const EXIT_STATUS: &str = "\
 Exit status:
@@ -177,11 +177,17 @@ pub(crate) enum Transport {
 
 impl A2eArgs {
     /// The transport that was named, or else the one of the Python SDK's configuration.
-    pub(crate) fn transport(&self, in_sdk: Option<SdkTransport>) -> Transport {
+    pub(crate) fn transport(&self, in_sdk: Option<SdkTransport>) -> Result<Transport, ConfigError> {
         match (&self.http, self.stdio, in_sdk) {
-            (Some(address), ..) => Transport::Http(address.clone()),
-            (None, false, Some(SdkTransport::Http(address))) => Transport::Http(address),
-            (None, true, _) | (None, false, Some(SdkTransport::Stdio) | None) => Transport::Stdio,
+            (Some(address), ..) => Ok(Transport::Http(address.clone())),
+            (None, false, Some(SdkTransport::Http(address))) => Ok(Transport::Http(address)),
+            // The parser has refused the flag beside --stdio; what the file says it could not know.
+            (None, false, Some(SdkTransport::Stdio)) if self.insecure_http => {
+                let path = self.sdk_config.as_deref().map(from_working_directory).unwrap_or_default();
+                let origin = Origin::Sdk { path, key: "transport.type".to_owned() };
+                Err(ConfigError::Sdk { origin, problem: SdkProblem::NotHttp })
+            }
+            (None, true, _) | (None, false, Some(SdkTransport::Stdio) | None) => Ok(Transport::Stdio),
         }
     }
 

@@ -19,7 +19,7 @@ use std::time::Duration;
 use clap::ValueEnum;
 
 pub(crate) use environment::{lookup, without_secrets};
-pub(crate) use error::{ConfigError, Origin};
+pub(crate) use error::{ConfigError, Origin, SdkProblem};
 pub(crate) use layers::{DEFAULT_FILE, Schema, Setting};
 use raw::{Raw, RawHttp};
 pub(crate) use sdk::SdkTransport;

@@ -67,7 +67,7 @@ fn run(stderr: &Stderr) -> Result<ExitCode, Failure> {
             if config.a2e.auth_token.is_some() || config.a2e.http.bearer_token.is_some() {
                 hide_memory()?;
             }
-            match args.transport(loaded.sdk_transport) {
+            match args.transport(loaded.sdk_transport)? {
                 Transport::Stdio => a2e::a2e_stdio(config, inherited),
                 Transport::Http(address) => a2e::a2e_http(config, inherited, &address, args.clear_text()),
             }

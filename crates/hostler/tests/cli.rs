@@ -274,6 +274,36 @@ fn a_command_line_that_cannot_be_used_ends_with_status_2() {
 }
 
 #[test]
+fn transports_that_contradict_each_other_are_refused() {
+    assert_snapshot!(run(&["a2e", "--stdio", "--http", "127.0.0.1:0"]), @"
+    --- stderr
+    error: the argument '--stdio' cannot be used with '--http <ADDR>'
+
+    Usage: hostler a2e <--stdio | --http ADDR | --sdk-config FILE> [OPTIONS]
+
+    For more information, try '--help'.
+    --- status 2
+    ");
+    assert_snapshot!(run(&["a2e", "--stdio", "--insecure-http"]), @"
+    --- stderr
+    error: the argument '--stdio' cannot be used with '--insecure-http'
+
+    Usage: hostler a2e <--stdio | --http ADDR | --sdk-config FILE> [OPTIONS]
+
+    For more information, try '--help'.
+    --- status 2
+    ");
+    let home = Home::new();
+    home.file("a2e.yaml", "transport: {type: subprocess}\nplugins: [{type: proc}]\n");
+    assert_snapshot!(home.run(&["a2e", "--sdk-config", "a2e.yaml", "--insecure-http"]).all(), @"
+    --- stderr
+    error: HOME/a2e.yaml: transport.type: is not `http`, which is all that --insecure-http is for
+    hint: leave the flag out, or use --http ADDR
+    --- status 2
+    ");
+}
+
+#[test]
 fn a_configuration_that_cannot_be_used_ends_with_status_2() {
     let home = Home::new();
     home.file(".config/hostler/config.toml", "[a2e]\n# one too many\nmax_procs = 3\n");

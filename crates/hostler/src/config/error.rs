@@ -98,6 +98,8 @@ pub(crate) enum SdkProblem {
     NoProcPlugin,
     /// A word that names no transport.
     Transport,
+    /// A transport to which a flag for HTTP means nothing.
+    NotHttp,
 }
 
 impl fmt::Display for SdkProblem {
@@ -115,6 +117,7 @@ impl fmt::Display for SdkProblem {
                 f.write_str("there is no enabled plugin of type `proc`, which is all that is hosted here")
             }
             Self::Transport => f.write_str("expected `http`, `direct` or `subprocess`"),
+            Self::NotHttp => f.write_str("is not `http`, which is all that --insecure-http is for"),
         }
     }
 }
@@ -129,6 +132,7 @@ impl SdkProblem {
             }
             Self::NoProcPlugin => "add the plugin, or enable it; or start without --sdk-config",
             Self::Transport => "name one of them, or use --stdio or --http ADDR",
+            Self::NotHttp => "leave the flag out, or use --http ADDR",
         }
     }
 }

@@ -121,16 +121,27 @@ impl Reader {
 
     fn transport(&self, root: &mut Section<'_>, sdk: &mut Sdk) -> Result<(), ConfigError> {
         let mut server = root.section("server")?;
-        let host = server.text("host")?.unwrap_or_else(|| "127.0.0.1".to_owned());
-        let port = server.whole("port", 0..=65_535, "a port, 0 to 65535")?.unwrap_or(8765);
+        let host = server.text("host")?;
+        let port = server.whole("port", 0..=65_535, "a port, 0 to 65535")?;
         server.warn_of_the_rest(sdk);
         let mut transport = root.section("transport")?;
         let kind = transport.text("type")?;
         transport.warn_of_the_rest(sdk);
         sdk.transport = Some(match kind.as_deref() {
-            None | Some("http") if host.contains(':') => SdkTransport::Http(format!("[{host}]:{port}")),
-            None | Some("http") => SdkTransport::Http(format!("{host}:{port}")),
-            Some("direct" | "subprocess") => SdkTransport::Stdio,
+            None | Some("http") => {
+                let (host, port) = (host.as_deref().unwrap_or("127.0.0.1"), port.unwrap_or(8765));
+                SdkTransport::Http(if host.contains(':') {
+                    format!("[{host}]:{port}")
+                } else {
+                    format!("{host}:{port}")
+                })
+            }
+            Some("direct" | "subprocess") => {
+                let unused = [("server.host", host.is_some()), ("server.port", port.is_some())];
+                sdk.warnings
+                    .extend(unused.iter().filter(|(_, set)| *set).map(|(key, _)| self.no_effect(key)));
+                SdkTransport::Stdio
+            }
             Some(_) => return Err(self.problem("transport.type", SdkProblem::Transport)),
         });
         Ok(())

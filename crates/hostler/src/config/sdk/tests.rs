@@ -303,6 +303,8 @@ fn the_transport_of_the_file_is_the_one_that_is_used() {
     assert_eq!(transport("direct"), Some(SdkTransport::Stdio));
     assert_eq!(transport("subprocess"), Some(SdkTransport::Stdio));
     assert_eq!(transport("http"), Some(SdkTransport::Http("127.0.0.1:8765".to_owned())));
+    let server = "server: {host: 10.0.0.1, port: 80}\ntransport: {type: direct}";
+    assert_eq!(without_effect(&format!("{server}\n{PROC}")), ["server.host", "server.port"]);
 }
 
 #[test]
