@@ -189,22 +189,104 @@ fn a_slow_reader_holds_up_nobody_else() {
     end(host);
 }
 
-#[test]
-fn neither_token_is_seen_by_a_program_whatever_it_looks_into() {
-    let setup = Setup::nobody("http_tokens")
-        .variable("HOSTLER_A2E_HTTP_BEARER_TOKEN", "sesame-street")
-        .variable("HOSTLER_A2E_AUTH_TOKEN", "sesame-seed");
-    let (host, url) = setup.flag("--log-level=trace").start_http();
-    let mut agent = Agent::join_with(&url, &[("Authorization", "Bearer sesame-street")]);
+/// Looks for a text, given backwards so that it does not find itself, in variables, command line and memory of processes.
+/// A line for each: what there was to be found, or that nothing may be looked at.
+const LOOK: &str = r#"
+import sys
+secret = sys.argv[1][::-1].encode()
+def look(pid):
+    for name in ("cmdline", "environ"):
+        with open(f"/proc/{pid}/{name}", "rb") as file:
+            if secret in file.read():
+                return name
+    with open(f"/proc/{pid}/maps") as maps, open(f"/proc/{pid}/mem", "rb", 0) as memory:
+        for line in maps:
+            start, end = (int(number, 16) for number in line.split()[0].split("-"))
+            try:
+                memory.seek(start)
+                if secret in memory.read(end - start):
+                    return "memory"
+            except (OSError, ValueError, OverflowError):
+                pass  # the kernel's own pages
+    return "nothing"
+for pid in sys.argv[2:]:
+    try:
+        print(pid, look(pid))
+    except PermissionError:
+        print(pid, "refused")
+"#;
+
+const BEARER: &str = "sesame-street-4711";
+const AUTH: &str = "sesame-seed-4711";
+
+/// A program of the host's own user finds no token in the host, its nursery and its keepers.
+fn a_program_finds_no_token(setup: Setup, headers: &[(&str, &str)]) {
+    let (host, url) = setup.flag("--log-level=trace").start_listening();
+    let mut agent = Agent::join_with(&url, headers);
     let mut stream = agent.stream(None);
-    let fields = json!({"agent_caps": ["proc"], "auth_token": "sesame-seed"});
+    let fields = json!({"agent_caps": ["proc"], "auth_token": AUTH});
     assert_eq!(agent.call(&mut stream, "handshake/req", fields)["ok"], true);
-    // The pattern does not name itself. What cannot be opened is counted as well: the host's variables and memory.
-    let script = r#"cat /proc/[0-9]*/environ /proc/[0-9]*/cmdline 2>/dev/null | tr '\0' '\n' | grep -c '[s]esame-s'
-        for file in environ mem maps; do head -c 1 "/proc/$0/$file" >/dev/null 2>&1 && echo "$file of the host"; done; echo end"#;
-    let proc_id = agent.spawn(&mut stream, &["bash", "-c", script, &host.pid().to_string()]);
-    assert_eq!(stream.finish(&proc_id).0, "0\nend\n");
+    let proc_id = agent.spawn(&mut stream, &["bash", "-c", "env"]);
+    let (variables, _) = stream.finish(&proc_id);
+    assert!(variables.contains("PATH=") && !variables.contains("sesame"), "{variables}");
+    let helpers: Vec<String> = host.helpers().iter().map(|helper| helper.pid.to_string()).collect();
+    assert!(helpers.len() >= 2, "nursery and keeper: {helpers:?}");
+    for secret in [BEARER, AUTH] {
+        let backwards: String = secret.chars().rev().collect();
+        let own = host.pid().to_string();
+        let mut command = vec!["python3", "-c", LOOK, &backwards, &own];
+        command.extend(helpers.iter().map(String::as_str));
+        let proc_id = agent.spawn(&mut stream, &command);
+        let (found, _) = stream.finish(&proc_id);
+        let mut lines = found.lines();
+        assert_eq!(lines.next(), Some(format!("{own} refused").as_str()), "{found}");
+        // Where Yama keeps a process from looking into those above it, they are refused as well.
+        assert!(
+            lines.clone().all(|line| line.ends_with(" nothing") || line.ends_with(" refused")),
+            "{found}"
+        );
+        assert_eq!(lines.count(), helpers.len(), "{found}");
+    }
     let log = host.log();
-    assert!(!log.contains("sesame-s"), "{log}");
+    assert!(!log.contains("sesame"), "{log}");
     end(host);
+}
+
+#[test]
+fn neither_token_of_a_variable_is_seen_by_a_program_whatever_it_looks_into() {
+    let setup = Setup::nobody("http_tokens")
+        .variable("HOSTLER_A2E_HTTP_BEARER_TOKEN", BEARER)
+        .variable("HOSTLER_A2E_AUTH_TOKEN", AUTH);
+    let bearer = format!("Bearer {BEARER}");
+    a_program_finds_no_token(setup.http_at("127.0.0.1:0"), &[("Authorization", &bearer)]);
+}
+
+/// That it can read the files is another matter, which the page on configuration tells.
+#[test]
+fn neither_token_of_a_file_is_seen_in_the_host() {
+    let mut setup = Setup::nobody("http_token_files").http_at("127.0.0.1:0");
+    for (variable, name, token) in [
+        ("HOSTLER_A2E_HTTP_BEARER_TOKEN_FILE", "bearer", BEARER),
+        ("HOSTLER_A2E_AUTH_TOKEN_FILE", "auth", AUTH),
+    ] {
+        let path = setup.env().root().join(name);
+        std::fs::write(&path, token).unwrap();
+        setup = setup.variable(variable, path.as_os_str());
+    }
+    let bearer = format!("Bearer {BEARER}");
+    a_program_finds_no_token(setup, &[("Authorization", &bearer)]);
+}
+
+#[test]
+fn the_token_of_the_python_sdks_configuration_is_not_seen_in_the_host() {
+    let setup = Setup::nobody("http_token_sdk");
+    let config = setup.env().root().join("a2e.yaml");
+    let text = format!("auth_token: {AUTH}\nserver: {{port: 0}}\nplugins: [{{type: proc}}]\n");
+    std::fs::write(&config, text).unwrap();
+    // Events as this test's client reads them, which is not the SDK's.
+    let setup = setup
+        .sdk_config(&config)
+        .variable("HOSTLER_A2E_EVENT_DATA", "string")
+        .variable("HOSTLER_A2E_PUSH_EVENTS", "false");
+    a_program_finds_no_token(setup, &[]);
 }
