@@ -27,7 +27,7 @@ pub enum BodyError {
     #[error("the body did not come in time: send it at once")]
     TimedOut,
     /// It broke off, or is not framed as HTTP has it.
-    #[error("the body broke off: {0}")]
+    #[error("the body broke off")]
     Broken(#[source] axum::Error),
 }
 

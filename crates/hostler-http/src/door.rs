@@ -3,7 +3,7 @@
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
@@ -21,8 +21,10 @@ use tower_service::Service;
 
 use crate::address::Address;
 use crate::guard::{BearerToken, Guard, ReachedBy};
+use crate::linger::{self, Unread};
 use crate::meter::{Meter, Metered};
 use crate::peer::{Owners, Peer};
+use crate::throttle::Throttle;
 use crate::tls::{self, TlsError, TlsFiles};
 use crate::unix::{self, Place, SocketError};
 
@@ -30,8 +32,8 @@ use crate::unix::{self, Place, SocketError};
 const FAREWELL: Duration = Duration::from_secs(5);
 /// Between two tries to accept when the system refuses.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
-/// Refused connections are logged at most once in this time; the others are counted.
-const LOG_PAUSE: Duration = Duration::from_secs(10);
+/// Connections that the kernel holds until they are accepted; less where `net.core.somaxconn` is.
+const BACKLOG: i32 = 4096;
 /// Bytes of a request's head, and of what is read ahead.
 const HEAD_BYTES: usize = 64 * 1024;
 
@@ -215,6 +217,7 @@ impl Door {
             origins: options.allowed_origins,
             open_paths: options.open_paths,
             reached_by,
+            log: Throttle::default(),
         };
         let shared = Arc::new(Shared { guard, tls, head_timeout: options.head_timeout });
         Ok(Self { listener, local, owners, shared, room: Arc::new(Semaphore::new(options.max_connections)) })
@@ -240,27 +243,25 @@ impl Door {
     pub async fn serve(self, router: Router, stop: impl Future<Output = ()>) {
         let (stopping, _) = watch::channel(false);
         let mut connections = JoinSet::new();
-        let mut log = RefusalLog::default();
-        let mut accepting = Accepting::Fine;
+        let (refusals, troubles) = (Throttle::default(), Throttle::default());
         tokio::pin!(stop);
         loop {
             tokio::select! {
                 () = &mut stop => break,
                 Some(_) = connections.join_next() => {}
                 accepted = self.listener.accept() => match accepted {
-                    Ok(incoming) => {
-                        accepting = Accepting::Fine;
-                        match self.admit(incoming) {
-                            Ok((accepted, place)) => {
-                                let router = router.clone();
-                                let stopping = stopping.subscribe();
-                                let shared = Arc::clone(&self.shared);
-                                connections.spawn(converse(accepted, shared, router, stopping, place));
-                            }
-                            Err((refused, from)) => log.note(&refused, &from),
+                    Ok(incoming) => match self.admit(incoming) {
+                        Ok((accepted, place)) => {
+                            let router = router.clone();
+                            let stopping = stopping.subscribe();
+                            let shared = Arc::clone(&self.shared);
+                            connections.spawn(converse(accepted, shared, router, stopping, place));
                         }
-                    }
-                    Err(error) => accepting = accepting.failed(&error).await,
+                        Err((refused, from)) => refusals.note(|unsaid| {
+                            tracing::warn!(from, %refused, not_shown_before = unsaid, "a connection was refused");
+                        }),
+                    },
+                    Err(error) => after_trouble(&error, &troubles).await,
                 },
             }
         }
@@ -357,46 +358,15 @@ impl Refused {
     }
 }
 
-/// Whether connections can be accepted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Accepting {
-    Fine,
-    /// They cannot, and that has been said.
-    Failing,
-}
-
-impl Accepting {
-    /// A connection that was closed before it was accepted is none of our troubles; for others a while is waited.
-    async fn failed(self, error: &io::Error) -> Self {
-        if matches!(error.kind(), io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset) {
-            return self;
-        }
-        if self == Self::Fine {
-            tracing::error!(%error, "connections cannot be accepted; trying again until it works");
-        }
-        tokio::time::sleep_until(tokio::time::Instant::now() + ACCEPT_PAUSE).await;
-        Self::Failing
+/// A connection that was closed before it was accepted is none of our troubles; for others a while is waited.
+async fn after_trouble(error: &io::Error, log: &Throttle) {
+    if matches!(error.kind(), io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset) {
+        return;
     }
-}
-
-/// Refusals come as fast as others can connect: the log has one in a while, with how many there were.
-#[derive(Debug, Default)]
-struct RefusalLog {
-    said: Option<Instant>,
-    unsaid: u64,
-}
-
-impl RefusalLog {
-    fn note(&mut self, refused: &Refused, from: &str) {
-        let now = tokio::time::Instant::now().into_std();
-        if self.said.is_some_and(|said| now < said + LOG_PAUSE) {
-            self.unsaid += 1;
-            return;
-        }
-        self.said = Some(now);
-        let before = std::mem::take(&mut self.unsaid);
-        tracing::warn!(from, %refused, not_shown_before = before, "a connection was refused");
-    }
+    log.note(|unsaid| {
+        tracing::error!(%error, not_shown_before = unsaid, "connections cannot be accepted; trying again until it works");
+    });
+    tokio::time::sleep_until(tokio::time::Instant::now() + ACCEPT_PAUSE).await;
 }
 
 /// Whether what would be served is safe where it would be.
@@ -426,6 +396,8 @@ fn check(options: &DoorOptions) -> Result<(), DoorError> {
 
 fn listen(address: SocketAddr) -> io::Result<(TcpListener, SocketAddr)> {
     let listener = std::net::TcpListener::bind(address)?;
+    // Hundreds of agents that start at once; the standard library leaves room for 128 of them.
+    rustix::net::listen(&listener, BACKLOG)?;
     listener.set_nonblocking(true)?;
     let listener = TcpListener::from_std(listener)?;
     let local = listener.local_addr()?;
@@ -437,7 +409,7 @@ async fn converse(
     accepted: Accepted,
     shared: Arc<Shared>,
     router: Router,
-    stopping: watch::Receiver<bool>,
+    mut stopping: watch::Receiver<bool>,
     place: OwnedSemaphorePermit,
 ) {
     match accepted {
@@ -447,7 +419,12 @@ async fn converse(
             let Some(acceptor) = acceptor else {
                 return answer(stream, peer, shared, router, stopping).await;
             };
-            match tokio::time::timeout(shared.head_timeout, acceptor.accept(stream)).await {
+            let agreed = tokio::select! {
+                agreed = tokio::time::timeout(shared.head_timeout, acceptor.accept(stream)) => agreed,
+                // There is no request that could be answered.
+                () = asked_to_stop(&mut stopping) => return,
+            };
+            match agreed {
                 Ok(Ok(stream)) => answer(stream, peer, shared, router, stopping).await,
                 Ok(Err(error)) => tracing::debug!(?peer, %error, "no TLS came about"),
                 Err(_) => tracing::debug!(?peer, "no TLS came about in time"),
@@ -465,9 +442,12 @@ async fn answer(
     mut stopping: watch::Receiver<bool>,
 ) {
     let meter = Meter::default();
+    let unread = Unread::default();
     let io = TokioIo::new(Metered::new(stream, meter.clone()));
     let head_timeout = shared.head_timeout;
-    let service = service_fn(move |mut request: hyper::Request<Incoming>| {
+    let bodies = unread.clone();
+    let service = service_fn(move |request: hyper::Request<Incoming>| {
+        let mut request = request.map(|body| bodies.watch(body));
         let refusal = shared.guard.refusal(&request);
         request.extensions_mut().insert(peer);
         // What is streamed is measured by its chunks, which older clients do not know.
@@ -483,21 +463,24 @@ async fn answer(
             }
         }
     });
-    let connection = http1::Builder::new()
+    let mut connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(head_timeout)
         .max_buf_size(HEAD_BYTES)
         .serve_connection(io, service);
-    tokio::pin!(connection);
     let ended = tokio::select! {
         ended = &mut connection => ended,
         () = asked_to_stop(&mut stopping) => {
-            connection.as_mut().graceful_shutdown();
-            connection.await
+            Pin::new(&mut connection).graceful_shutdown();
+            (&mut connection).await
         }
     };
+    let is_no_http = ended.as_ref().is_err_and(hyper::Error::is_parse);
     if let Err(error) = ended {
         tracing::debug!(?peer, %error, "a connection has broken off");
+    }
+    if unread.is_there() || is_no_http {
+        linger::close(connection.into_parts().io.into_inner()).await;
     }
 }
 

@@ -12,6 +12,8 @@ use axum::response::{IntoResponse, Response};
 use std::net::{Ipv4Addr, Ipv6Addr};
 use subtle::ConstantTimeEq;
 
+use crate::throttle::Throttle;
+
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
 /// The token that every request must bring. Nothing shows it.
@@ -48,6 +50,7 @@ pub(crate) struct Guard {
     /// Paths that need no token.
     pub(crate) open_paths: &'static [&'static str],
     pub(crate) reached_by: ReachedBy,
+    pub(crate) log: Throttle,
 }
 
 /// How requests come in.
@@ -95,7 +98,10 @@ impl Guard {
     /// The answer to a request that may not come in.
     pub(crate) fn refusal<B>(&self, request: &Request<B>) -> Option<Response> {
         self.check(request).err().map(|refusal| {
-            tracing::warn!(method = %request.method(), path = request.uri().path(), %refusal, "a request was refused");
+            self.log.note(|unsaid| {
+                let (method, path) = (request.method(), request.uri().path());
+                tracing::warn!(%method, path, %refusal, not_shown_before = unsaid, "a request was refused");
+            });
             // The connection ends with it: what it may have sent besides is not read.
             let mut response = refusal.into_response();
             response.headers_mut().insert(axum::http::header::CONNECTION, HeaderValue::from_static("close"));

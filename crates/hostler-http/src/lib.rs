@@ -29,7 +29,9 @@ mod unix;
 
 mod body;
 mod feed;
+mod linger;
 mod meter;
+mod throttle;
 
 pub use address::{Address, AddressError};
 pub use body::{BodyError, read_body};

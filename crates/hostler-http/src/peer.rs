@@ -36,8 +36,17 @@ impl Owners {
     /// Finds out how it can be asked here.
     ///
     /// # Errors
-    /// When it cannot be asked at all.
+    /// When it cannot be asked at all, or the answer would say nothing.
     pub(crate) fn new() -> io::Result<Self> {
+        let read = std::fs::read_to_string;
+        let (overflow, map) = (read("/proc/sys/kernel/overflowuid"), read("/proc/self/uid_map"));
+        let own = rustix::process::geteuid().as_raw();
+        if is_everybody_else(own, overflow.as_deref().unwrap_or(""), map.as_deref().unwrap_or("")) {
+            return Err(io::Error::new(
+                io::ErrorKind::Unsupported,
+                "in this user namespace the users that it does not know are shown as this host's own",
+            ));
+        }
         if let Ok(socket) = sock_diag_socket() {
             let owners = Self(Source::SockDiag(socket));
             if owners.works()? {
@@ -70,6 +79,13 @@ impl Owners {
             Source::Proc => proc_net(peer, local),
         }
     }
+}
+
+/// Whether a user is the one as which user_namespaces(7) shows those that have no number here: `map` is the `uid_map`.
+fn is_everybody_else(own: u32, overflow: &str, map: &str) -> bool {
+    let known = |row: &str| row.split_ascii_whitespace().nth(2)?.parse::<u64>().ok();
+    let knows_all = map.lines().filter_map(known).sum::<u64>() >= u64::from(u32::MAX);
+    overflow.trim().parse() == Ok(own) && !knows_all
 }
 
 /// An IPv4 address that is written as an IPv6 one is an IPv4 address.
@@ -317,6 +333,16 @@ mod tests {
             }
             assert!(read_answer(&answer, address, address).is_err(), "{length}");
         }
+    }
+
+    #[test]
+    fn who_stands_for_unknown_users_cannot_tell_them_from_itself() {
+        let everybody = "         0          0 4294967295\n";
+        let some = "         0       1000          1\n     65534     165534          1\n";
+        assert!(is_everybody_else(65_534, "65534\n", some));
+        assert!(!is_everybody_else(65_534, "65534\n", everybody));
+        assert!(!is_everybody_else(0, "65534\n", some));
+        assert!(!is_everybody_else(65_534, "65533\n", some));
     }
 
     #[test]

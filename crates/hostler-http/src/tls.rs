@@ -1,6 +1,7 @@
 //! The certificate of a door.
 
 use std::io;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -67,8 +68,17 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
 
 fn key(path: &Path) -> Result<PrivateKeyDer<'static>, TlsError> {
     let bytes = read(path)?;
+    warn_if_others_read(path);
     let found = PrivateKeyDer::from_pem_slice(&bytes);
     found.map_err(|_| TlsError::Content { path: path.to_owned(), what: "private key" })
+}
+
+fn warn_if_others_read(path: &Path) {
+    const OTHERS: u32 = 0o004;
+    let mode = std::fs::metadata(path).map_or(0, |metadata| metadata.permissions().mode());
+    if mode & OTHERS != 0 {
+        tracing::warn!(path = %path.display(), "every user of this machine can read the key of TLS: chmod o-r");
+    }
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, TlsError> {

@@ -227,23 +227,24 @@ async fn a_unix_socket_is_its_owner_s() {
     if is_root() {
         // The mode keeps others off; this is what does when it does not.
         std::fs::set_permissions(&path, mode(0o666)).unwrap();
-        let script = format!(
-            "import socket\ns = socket.socket(socket.AF_UNIX)\ns.connect({:?})\ns.sendall(b'GET /hello HTTP/1.1\\r\\nHost: x\\r\\n\\r\\n')\nprint(s.recv(100))",
-            path.to_str().unwrap()
-        );
-        let run = move || {
-            let env = TestEnv::for_nobody();
-            let mut command = env.command(Path::new("python3"));
-            command.args(["-c", &script]);
-            as_nobody(command).output()
-        };
-        match tokio::task::spawn_blocking(run).await.unwrap() {
-            Ok(output) if output.status.code().is_some() && !output.stdout.is_empty() => {
-                let said = String::from_utf8_lossy(&output.stdout).into_owned();
-                assert!(said.contains("403 Forbidden"), "{said}");
+        let script = r#"
+            use IO::Socket::UNIX;
+            my $door = IO::Socket::UNIX->new(Peer => $ARGV[0]) or die "$ARGV[0]: $!";
+            print $door "GET /hello HTTP/1.1\r\nHost: x\r\n\r\n";
+            $door->flush;
+            print <$door>;
+        "#;
+        let run = {
+            let path = path.clone();
+            move || {
+                let env = TestEnv::for_nobody();
+                let mut command = env.command(Path::new("/usr/bin/perl"));
+                command.arg("-e").arg(script).arg(path);
+                as_nobody(command).output().unwrap()
             }
-            Ok(_) | Err(_) => eprintln!("left out: the other user has no python3"),
-        }
+        };
+        let output = tokio::task::spawn_blocking(run).await.unwrap();
+        assert!(String::from_utf8_lossy(&output.stdout).contains("403 Forbidden"), "{output:?}");
     }
     assert_eq!(house.came.load(Ordering::SeqCst), 1);
     house.close().await;
@@ -444,11 +445,72 @@ async fn refusals_of_requests_are_answers_that_can_be_read() {
         ("GET /hello HTTP/1.1\r\nHost: attacker.example\r\n\r\n", "421"),
         ("GET /hello HTTP/1.1\r\n\r\n", "400"),
         ("GET /hello HTTP/1.1\r\nHost: localhost\r\nOrigin: http://attacker.example\r\n\r\n", "403"),
+        ("OPTIONS * HTTP/1.1\r\nHost: localhost\r\n\r\n", "401"),
+        ("CONNECT localhost:22 HTTP/1.1\r\nHost: localhost:22\r\n\r\n", "401"),
+        ("CONNECT localhost:22 HTTP/1.1\r\nHost: localhost\r\n\r\n", "400"),
         ("nonsense\r\n\r\n", "400"),
     ] {
         let answer = ask(house.tcp(), request).await;
         assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{request}: {answer}");
     }
     assert_eq!(house.came.load(Ordering::SeqCst), 0);
+    house.close().await;
+}
+
+#[tokio::test]
+async fn targets_that_are_no_paths_lead_nowhere() {
+    let house = House::local();
+    for request in ["OPTIONS * HTTP/1.1\r\nHost: localhost", "CONNECT localhost HTTP/1.1\r\nHost: localhost"]
+    {
+        let answer = ask(house.tcp(), &format!("{request}\r\nConnection: close\r\n\r\n")).await;
+        assert!(answer.starts_with("HTTP/1.1 404 "), "{request}: {answer}");
+    }
+    let absolute = "GET http://localhost/hello HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
+    assert!(ask(house.tcp(), absolute).await.starts_with("HTTP/1.1 200 "));
+    house.close().await;
+}
+
+#[tokio::test]
+async fn a_refusal_reaches_a_client_that_is_still_sending() {
+    const LENGTH: usize = 8 << 20;
+    let house = House::open(DoorOptions { bearer: BearerToken::new("sesame"), ..local() });
+    let body = vec![b'x'; LENGTH];
+    for (head, status) in [
+        (format!("POST /read HTTP/1.1\r\nHost: localhost\r\nContent-Length: {LENGTH}\r\n\r\n"), "401"),
+        (
+            format!(
+                "POST /read HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n{LENGTH:x}\r\n"
+            ),
+            "401",
+        ),
+        ("nonsense\r\n\r\n".to_owned(), "400"),
+    ] {
+        let mut stream = TcpStream::connect(house.tcp()).await.unwrap();
+        stream.write_all(head.as_bytes()).await.unwrap();
+        stream.write_all(&body).await.expect(&head);
+        let answer = talk(stream, b"").await;
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{head}: {answer}");
+    }
+    house.close().await;
+}
+
+#[tokio::test]
+async fn connections_that_no_descriptor_is_left_for_wait_until_there_is_one() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let house = House::local();
+    assert!(ask(house.tcp(), HELLO).await.contains("200 OK"));
+    let limit = getrlimit(Resource::Nofile);
+    let next = std::os::fd::AsRawFd::as_raw_fd(&std::fs::File::open("/dev/null").unwrap());
+    // The client gets the last one.
+    let current = Some(u64::try_from(next).unwrap() + 1);
+    setrlimit(Resource::Nofile, Rlimit { current, ..limit }).unwrap();
+    let mut client = TcpStream::connect(house.tcp()).await.unwrap();
+    client.write_all(HELLO.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    let early = tokio::time::timeout(Duration::from_millis(200), client.read_to_string(&mut answer)).await;
+    assert!(early.is_err(), "{early:?}: {answer}");
+    setrlimit(Resource::Nofile, limit).unwrap();
+    tokio::time::timeout(LONG, client.read_to_string(&mut answer)).await.expect("an answer").unwrap();
+    assert!(answer.contains("200 OK"), "{answer}");
     house.close().await;
 }

@@ -11,6 +11,7 @@ fn guard(reached_by: ReachedBy) -> Guard {
         origins: vec!["https://tool.example".to_owned()],
         open_paths: &["/health"],
         reached_by,
+        log: Throttle::default(),
     }
 }
 
