@@ -26,9 +26,7 @@ pub(crate) use http::a2e_http;
 ///
 /// `inherited` is the environment that processes get, without secrets.
 pub(crate) fn a2e_stdio(config: Config, inherited: Vec<(OsString, OsString)>) -> Result<ExitCode, Failure> {
-    let audit = config.a2e.audit.as_ref().map(open_audit).transpose().map_err(Failure::Audit)?;
-    check_open_files().context("failed to open what a host needs")?;
-    let nursery = Nursery::start(HelperProgram::CurrentExe).context("failed to start")?;
+    let Prepared { nursery, audit } = Prepared::with(&config)?;
     // One thread: a request, its process and its event meet without waking another one.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -53,6 +51,21 @@ async fn host(
     let (input, output) = stdio_ends().context("failed to use standard input and output")?;
     let session = a2e_session(&config, session, audit);
     Ok(stdio::serve(session, input, output, stop.any()).await?)
+}
+
+/// What has to be there before the event loop is.
+struct Prepared {
+    nursery: Nursery,
+    audit: Option<AuditLog>,
+}
+
+impl Prepared {
+    fn with(config: &Config) -> Result<Self, Failure> {
+        let audit = config.a2e.audit.as_ref().map(open_audit).transpose().map_err(Failure::Audit)?;
+        check_open_files().context("failed to open what a host needs")?;
+        let nursery = Nursery::start(HelperProgram::CurrentExe).context("failed to start")?;
+        Ok(Self { nursery, audit })
+    }
 }
 
 /// Descriptors that a host opens until it serves, with a few to spare.

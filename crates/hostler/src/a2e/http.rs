@@ -7,11 +7,11 @@ use std::process::ExitCode;
 use anyhow::Context;
 use hostler_a2e::audit::AuditLog;
 use hostler_a2e::http::{HttpOptions, ReplayWindow, Sessions};
-use hostler_core::{HelperProgram, Host, Nursery};
+use hostler_core::{Host, Nursery};
 use hostler_http::{Address, BearerToken, ClearText, Door, DoorOptions, PeerCheck, TlsFiles};
 use tokio::sync::oneshot;
 
-use super::{StopSignals, a2e_session, check_open_files, host_options, open_audit, session_options};
+use super::{Prepared, StopSignals, a2e_session, host_options, session_options};
 use crate::config::{A2e, Config};
 use crate::exit::{Failure, Status};
 
@@ -32,9 +32,7 @@ pub(crate) fn a2e_http(
 ) -> Result<ExitCode, Failure> {
     let address = address.parse().map_err(Failure::Address)?;
     let door = door_options(&config, address, clear_text);
-    let audit = config.a2e.audit.as_ref().map(open_audit).transpose().map_err(Failure::Audit)?;
-    check_open_files().context("failed to open what a host needs")?;
-    let nursery = Nursery::start(HelperProgram::CurrentExe).context("failed to start")?;
+    let Prepared { nursery, audit } = Prepared::with(&config)?;
     // Sessions have nothing to do with each other, so they may have all cores.
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
