@@ -4,9 +4,13 @@ use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use tokio_rustls::rustls::crypto::ring;
+use tokio_rustls::rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 
 use crate::host::LONG;
 
@@ -41,10 +45,39 @@ pub(crate) fn connect(url: &str) -> Box<dyn Connection> {
         stream.set_read_timeout(Some(LONG)).unwrap();
         return Box::new(stream);
     }
-    let stream = TcpStream::connect(url.strip_prefix("http://").unwrap()).unwrap();
+    let (scheme, address) = url.split_once("://").unwrap();
+    let stream = TcpStream::connect(address).unwrap();
     stream.set_nodelay(true).unwrap();
     stream.set_read_timeout(Some(LONG)).unwrap();
-    Box::new(stream)
+    match scheme {
+        "http" => Box::new(stream),
+        "https" => {
+            let config = Arc::clone(TRUST.get().expect("a certificate that is trusted"));
+            let session = ClientConnection::new(config, "localhost".try_into().unwrap()).unwrap();
+            Box::new(StreamOwned::new(session, stream))
+        }
+        _ => panic!("{url}"),
+    }
+}
+
+/// How hosts with TLS are known.
+static TRUST: OnceLock<Arc<ClientConfig>> = OnceLock::new();
+
+/// Makes a certificate for `localhost`, which is trusted from here on; writes it and its key into a folder.
+pub(crate) fn certify(folder: &Path) -> (PathBuf, PathBuf) {
+    let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+    let (certificate, key) = (folder.join("cert.pem"), folder.join("key.pem"));
+    std::fs::write(&certificate, made.cert.pem()).unwrap();
+    std::fs::write(&key, made.signing_key.serialize_pem()).unwrap();
+    let mut roots = RootCertStore::empty();
+    roots.add(made.cert.der().clone()).unwrap();
+    let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    TRUST.set(Arc::new(config)).expect("one certificate in a test");
+    (certificate, key)
 }
 
 /// Sends one request over a connection of its own.

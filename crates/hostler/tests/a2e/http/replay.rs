@@ -6,7 +6,7 @@ use std::sync::mpsc;
 use hostler_testkit::{numbered, wait_until};
 use serde_json::{Value, json};
 
-use super::agent::{Agent, Framed};
+use super::agent::{Agent, Framed, certify};
 use super::routes::end;
 use crate::host::{Host, LONG, Setup};
 
@@ -95,8 +95,21 @@ fn run_with_cuts(host: &Host, url: &str) -> Seen {
 
 #[test]
 fn two_hundred_cuts_cost_a_client_that_says_what_it_has_got_nothing() {
-    let setup = Setup::new("http_cuts").variable("HOSTLER_A2E_MAX_PROCESSES", "64");
-    let (host, url) = setup.start_http();
+    cuts_cost_nothing(Setup::new("http_cuts"));
+}
+
+#[test]
+fn two_hundred_cuts_cost_nothing_over_tls_either() {
+    let folder = tempfile::tempdir().unwrap();
+    let (certificate, key) = certify(folder.path());
+    let setup = Setup::new("https_cuts")
+        .variable("HOSTLER_A2E_HTTP_TLS_CERT", certificate.to_str().unwrap())
+        .variable("HOSTLER_A2E_HTTP_TLS_KEY", key.to_str().unwrap());
+    cuts_cost_nothing(setup);
+}
+
+fn cuts_cost_nothing(setup: Setup) {
+    let (host, url) = setup.variable("HOSTLER_A2E_MAX_PROCESSES", "64").start_http();
     let seen = run_with_cuts(&host, &url);
     assert_eq!(seen.next.len(), PROCESSES);
     assert!(seen.next.values().all(|next| *next == LINES));
