@@ -162,6 +162,8 @@ struct Channel {
 #[derive(Debug, Default)]
 struct Queue {
     lines: Vec<u8>,
+    /// Entries that were taken from it and are being written.
+    in_hand: u64,
     /// Entries that found no room.
     refused: u64,
     end: End,
@@ -207,6 +209,10 @@ impl AuditLog {
     }
 }
 
+fn entries(lines: &[u8]) -> u64 {
+    memchr::memchr_iter(b'\n', lines).count() as u64
+}
+
 fn line_of(entry: &AuditEntry<'_>) -> Vec<u8> {
     let mut line = Vec::new();
     push_json(&mut line, entry);
@@ -224,6 +230,7 @@ impl Channel {
                 self.news.wait(&mut queue);
             }
             let lines = std::mem::take(&mut queue.lines);
+            queue.in_hand = entries(&lines);
             let before = std::mem::replace(&mut refused, queue.refused);
             let is_last = queue.end != End::Open;
             drop(queue);
@@ -256,7 +263,11 @@ impl Drop for Handle {
         self.0.news.notify_one();
         let has_ended = |queue: &mut Queue| queue.end != End::Done;
         if self.0.done.wait_while_for(&mut queue, has_ended, LAST_WORDS).timed_out() {
-            tracing::error!("the audit could not be written to its end in time; entries may be missing");
+            let missing = entries(&queue.lines) + queue.in_hand + queue.refused;
+            tracing::error!(
+                missing,
+                "the audit could not be written to its end in time; so many entries may be missing"
+            );
         }
     }
 }

@@ -99,6 +99,9 @@ impl Failure {
         match self {
             Self::Arguments(error) => error.render().to_string(),
             Self::Configuration(error) => format!("error: {}\nhint: {}\n", chain(error), error.hint()),
+            Self::Audit(error @ AuditError::Thread(_)) => {
+                format!("error: {}\nhint: let this user have more threads: `ulimit -u`\n", chain(error))
+            }
             Self::Audit(error) => format!(
                 "error: {}\nhint: its folder must exist and this user must be able to write there, a pipe needs its \
                  reader first; --audit FILE or `a2e.audit.path` names another one\n",

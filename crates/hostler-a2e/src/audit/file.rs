@@ -1,14 +1,14 @@
 //! The audit file: whole lines in, locked and rotated as they are written.
 //!
-//! It writes with plain calls and reads no clock. A pipe or terminal whose reader is behind is not waited for: what finds no
-//! room there is lost, as on a full disk.
+//! It writes with plain calls and reads no clock. A pipe or terminal whose reader is behind is waited for half a second: what
+//! finds no room there by then is lost, as on a full disk.
 
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
 use super::target::{Patience, Target};
-use super::{AuditError, AuditOptions};
+use super::{AuditError, AuditOptions, entries};
 
 /// What the log of the host should say of the audit.
 #[derive(Debug)]
@@ -128,7 +128,7 @@ impl AuditFile {
                 break Err(AuditError::Write { path: self.options.path.clone(), source });
             }
         };
-        self.lost += memchr::memchr_iter(b'\n', rest).count() as u64;
+        self.lost += entries(rest);
         (written, limited)
     }
 
@@ -137,10 +137,7 @@ impl AuditFile {
         // Each time round, somebody else has rotated the file meanwhile.
         const ATTEMPTS: usize = 100;
         let path = self.options.path.clone();
-        let patience = match self.limiting {
-            Health::Fine => Patience::Some,
-            Health::Failing => Patience::None,
-        };
+        let patience = self.limiting.patience();
         let mut target = self.target.take().map_or_else(|| Target::open(&path), Ok)?;
         let mut locked = target.lock(patience);
         for _ in 0..ATTEMPTS {
@@ -173,12 +170,13 @@ impl AuditFile {
 
     /// Writes lines as far as it goes and says how far; begins a new line first where the last one is torn.
     fn write_and_release(&mut self, mut target: Target, lines: &[u8]) -> (usize, io::Result<()>) {
+        let patience = self.writing.patience();
         if self.line_end == LineEnd::Torn
-            && let (_, Err(error)) = target.write(b"\n")
+            && let (_, Err(error)) = target.write(b"\n", patience)
         {
             return (0, Err(error));
         }
-        let (done, result) = target.write(lines);
+        let (done, result) = target.write(lines, patience);
         if let Some(last) = lines[..done].last() {
             self.line_end = if *last == b'\n' { LineEnd::Whole } else { LineEnd::Torn };
         }
@@ -224,6 +222,14 @@ enum Change {
 }
 
 impl Health {
+    /// What has failed is tried again, and not waited for.
+    fn patience(self) -> Patience {
+        match self {
+            Self::Fine => Patience::Some,
+            Self::Failing => Patience::None,
+        }
+    }
+
     /// Keeps the result in mind, and says whether it is another one than before.
     fn tell(&mut self, result: Result<(), AuditError>) -> Option<Change> {
         let before = std::mem::replace(self, if result.is_ok() { Self::Fine } else { Self::Failing });

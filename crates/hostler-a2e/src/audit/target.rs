@@ -6,6 +6,7 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FlockOperation, OFlags};
 use rustix::io::Errno;
 
@@ -23,11 +24,11 @@ enum TargetKind {
     Other,
 }
 
-/// How long to wait for another host that is just writing.
+/// How long to wait for another host that is just writing, or for the reader of a pipe that is full.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Patience {
-    /// Half a second, which is a thousand times what a write takes: a host that was stopped inside one must not stop
-    /// this one for longer.
+    /// Half a second, which is a thousand times what a write takes: a host or reader that was stopped inside of its work
+    /// must not stop this one for longer.
     Some,
     /// Not at all.
     None,
@@ -101,18 +102,25 @@ impl Target {
         }
     }
 
-    /// Writes `bytes` as far as it goes and says how far.
-    pub(super) fn write(&mut self, bytes: &[u8]) -> (usize, io::Result<()>) {
+    /// Writes `bytes` as far as it goes and says how far. A pipe or terminal that is full is given time each time.
+    pub(super) fn write(&mut self, bytes: &[u8], patience: Patience) -> (usize, io::Result<()>) {
         let mut done = 0;
         while done < bytes.len() {
             match self.file.write(&bytes[done..]) {
                 Ok(0) => return (done, Err(io::ErrorKind::WriteZero.into())),
                 Ok(count) => done += count,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock && self.has_room(patience) => {}
                 Err(error) => return (done, Err(error)),
             }
         }
         (done, Ok(()))
+    }
+
+    fn has_room(&self, patience: Patience) -> bool {
+        const HALF_A_SECOND: Timespec = Timespec { tv_sec: 0, tv_nsec: 500_000_000 };
+        let mut wanted = [PollFd::new(&self.file, PollFlags::OUT)];
+        patience == Patience::Some && poll(&mut wanted, Some(&HALF_A_SECOND)).is_ok_and(|ready| ready > 0)
     }
 }
 

@@ -162,13 +162,32 @@ fn an_error_is_reported_once_until_writing_works_again() {
     assert_eq!(log.lost(), 3);
 }
 
-#[test]
-fn a_pipe_whose_reader_is_behind_is_not_waited_for() {
-    let folder = TempDir::new().unwrap();
+/// A pipe with a name, and its reader.
+fn fifo(folder: &TempDir) -> (PathBuf, fs::File) {
     let path = folder.path().join("fifo");
     rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
     let mut options = OpenOptions::new();
-    let _reader = options.read(true).custom_flags(OFlags::NONBLOCK.bits().cast_signed()).open(&path).unwrap();
+    let reader = options.read(true).custom_flags(OFlags::NONBLOCK.bits().cast_signed()).open(&path).unwrap();
+    (path, reader)
+}
+
+#[test]
+fn a_pipe_whose_reader_reads_loses_nothing_however_much_comes_at_once() {
+    let folder = TempDir::new().unwrap();
+    let (path, reader) = fifo(&folder);
+    rustix::fs::fcntl_setfl(&reader, OFlags::empty()).unwrap();
+    let lines = "x\n".repeat(1 << 20);
+    let mut log = log(&path, 0, 5);
+    let reading = std::thread::spawn(move || std::io::read_to_string(reader).unwrap());
+    assert!(log.append(lines.as_bytes()).is_none());
+    drop(log);
+    assert!(reading.join().unwrap() == lines);
+}
+
+#[test]
+fn a_pipe_whose_reader_is_behind_is_not_waited_for_again_and_again() {
+    let folder = TempDir::new().unwrap();
+    let (path, _reader) = fifo(&folder);
     let mut log = log(&path, 0, 5);
     let errors: Vec<_> = (0..2000).filter_map(|number| trouble(note(&mut log, number))).collect();
     assert_eq!(errors.len(), 1);
