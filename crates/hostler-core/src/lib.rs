@@ -50,7 +50,7 @@ pub use process::{Process, Signalled, Status, outcome};
 pub use session::{Session, SessionOptions};
 pub use spec::{CommandLine, Limit, SpawnError, SpawnSpec, SpecError, StderrMode, StdinMode};
 pub use state_dir::{Places, StateDir, StateDirError, StateForecast, StateHome};
-pub use stdin::{MAX_WAITING, MAX_WAITING_IN_SESSION, Then, WriteError, Writing};
+pub use stdin::{MAX_WAITING, MAX_WAITING_IN_SESSION, Then, Withdrawn, WriteError, Writing};
 pub use sys::signal::Signal;
 pub use sys::wait::Usage;
 

@@ -514,6 +514,11 @@ impl Process {
         self.until(|process| process.end().filter(|_| process.0.is_finished())).await
     }
 
+    /// Waits until nothing of it is left: its end is reported, and what it left behind has gone too.
+    pub async fn closed(&self) {
+        self.until(|process| process.0.is_closed().then_some(())).await;
+    }
+
     /// Waits until it runs, or could not be started.
     pub(crate) async fn launched(&self) -> Result<Self, SpawnError> {
         self.until(Self::launch_result).await.map(|()| self.clone())

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::task::{Wake, Waker};
@@ -58,6 +59,9 @@ pub struct SessionOptions {
     pub bytes_per_process: u64,
     /// The same for all processes of the session together. Default: 1 GiB recorded, 256 MiB relayed.
     pub bytes_per_session: u64,
+    /// A folder that its owner may make, and that is removed with all that is in it when the session has ended, also when its
+    /// host was killed. The path must be one that nobody else can guess. Default: none.
+    pub private_folder: Option<PathBuf>,
 }
 
 impl SessionOptions {
@@ -69,6 +73,7 @@ impl SessionOptions {
             keep_ended: 1024,
             bytes_per_process: 16 << 20,
             bytes_per_session: 256 << 20,
+            private_folder: None,
         }
     }
 
@@ -355,6 +360,7 @@ impl SessionInner {
             oom_score_adj: self.host.oom_score_adj(),
             cwd: self.host.cwd().as_os_str().as_bytes(),
             search_path: self.host.search_path(),
+            private_folder: self.options.private_folder.as_ref().map_or(&[], |p| p.as_os_str().as_bytes()),
             env: self.host.env(),
         };
         let open = SpawnRequest::Open(open);
@@ -427,6 +433,10 @@ impl Drop for SessionInner {
             (table.end(self, Duration::ZERO), tokio::runtime::Handle::try_current())
         {
             runtime.spawn(ending);
+        }
+        // A session that has started nothing has no keeper that would.
+        if let Some(folder) = &self.options.private_folder {
+            let _ = std::fs::remove_dir_all(folder);
         }
     }
 }

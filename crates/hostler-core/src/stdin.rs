@@ -10,6 +10,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::io::Interest;
@@ -111,6 +112,8 @@ pub enum Then {
 
 #[derive(Debug)]
 struct Waiting {
+    /// Which write, of those of this process.
+    number: u64,
     bytes: Vec<u8>,
     _held: Held,
     written: usize,
@@ -129,6 +132,8 @@ struct State {
     pipe: Pipe,
     queue: VecDeque<Waiting>,
     waiting_bytes: usize,
+    /// The number of the next write that has to wait.
+    next_number: u64,
     /// The last write in the queue closes it: no further one is taken.
     closing: bool,
     /// A pump task exists. Only one may: the reactor takes a descriptor once.
@@ -151,7 +156,28 @@ pub struct Writing(Answer);
 #[derive(Debug)]
 enum Answer {
     Now(Result<(), WriteError>),
-    Later(oneshot::Receiver<Result<(), WriteError>>),
+    Later(Later),
+}
+
+#[derive(Debug)]
+struct Later {
+    answer: oneshot::Receiver<Result<(), WriteError>>,
+    stdin: Arc<Stdin>,
+    number: u64,
+    /// Bytes that went into the pipe before the rest had to wait.
+    begun: usize,
+}
+
+/// What has become of a write that nobody waits for any longer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Withdrawn {
+    /// It was done, or failed, just before.
+    Answered(Result<(), WriteError>),
+    /// So many of its bytes are in the pipe, the rest never will be.
+    Partly {
+        /// Bytes.
+        written: usize,
+    },
 }
 
 impl Writing {
@@ -162,7 +188,20 @@ impl Writing {
     pub async fn done(self) -> Result<(), WriteError> {
         match self.0 {
             Answer::Now(result) => result,
-            Answer::Later(receiver) => receiver.await.unwrap_or(Err(WriteError::Ended)),
+            Answer::Later(later) => later.answer.await.unwrap_or(Err(WriteError::Ended)),
+        }
+    }
+
+    /// Waits as [`done`](Self::done) does, but no longer than `patience`: what is not in the pipe by then is taken back, also
+    /// the end of file that was to follow it.
+    pub async fn done_within(self, patience: Duration) -> Withdrawn {
+        let mut later = match self.0 {
+            Answer::Now(result) => return Withdrawn::Answered(result),
+            Answer::Later(later) => later,
+        };
+        match tokio::time::timeout(patience, &mut later.answer).await {
+            Ok(answer) => Withdrawn::Answered(answer.unwrap_or(Err(WriteError::Ended))),
+            Err(_) => later.withdraw(),
         }
     }
 
@@ -172,6 +211,21 @@ impl Writing {
             Answer::Now(result) => Some(*result),
             Answer::Later(_) => None,
         }
+    }
+}
+
+impl Later {
+    fn withdraw(mut self) -> Withdrawn {
+        let mut state = self.stdin.state.lock();
+        let at = state.queue.iter().position(|waiting| waiting.number == self.number);
+        let Some(waiting) = at.and_then(|at| state.queue.remove(at)) else {
+            drop(state);
+            return Withdrawn::Answered(self.answer.try_recv().unwrap_or(Err(WriteError::Ended)));
+        };
+        state.waiting_bytes -= waiting.bytes.len() - waiting.written;
+        // Only the last one may close.
+        state.closing &= waiting.then != Then::Close;
+        Withdrawn::Partly { written: self.begun + waiting.written }
     }
 }
 
@@ -186,7 +240,14 @@ impl Stdin {
     }
 
     fn with(pipe: Pipe, account: &Arc<StdinAccount>) -> Self {
-        let state = State { pipe, queue: VecDeque::new(), waiting_bytes: 0, closing: false, pumping: false };
+        let state = State {
+            pipe,
+            queue: VecDeque::new(),
+            waiting_bytes: 0,
+            next_number: 0,
+            closing: false,
+            pumping: false,
+        };
         Self { state: Mutex::new(state), shut: Notify::new(), account: Arc::clone(account) }
     }
 
@@ -225,7 +286,10 @@ impl Stdin {
         let needs_pump = !std::mem::replace(&mut state.pumping, true);
         state.waiting_bytes += rest.len();
         state.closing = then == Then::Close;
+        let number = state.next_number;
+        state.next_number += 1;
         state.queue.push_back(Waiting {
+            number,
             bytes: rest.to_vec(),
             _held: held,
             written: 0,
@@ -236,7 +300,7 @@ impl Stdin {
         if needs_pump {
             tokio::spawn(Arc::clone(self).pump(pipe));
         }
-        Writing(Answer::Later(receiver))
+        Writing(Answer::Later(Later { answer: receiver, stdin: Arc::clone(self), number, begun: written }))
     }
 
     /// The process has ended: nothing that waits will be read.
@@ -386,6 +450,25 @@ mod tests {
         stdin.end();
         assert_eq!(blocked.done().await, Err(WriteError::Ended));
         assert_eq!(stdin.write(b"x", Then::KeepOpen).now(), Some(Err(WriteError::Ended)));
+    }
+
+    #[tokio::test]
+    async fn a_write_that_is_not_waited_for_any_longer_is_taken_back_to_the_byte() {
+        let (mut pipe, stdin) = pair();
+        let first = vec![b'a'; 1_000_000];
+        let late = stdin.write(&first, Then::Close).done_within(Duration::from_millis(20)).await;
+        let Withdrawn::Partly { written } = late else { panic!("{late:?}") };
+        assert!(0 < written && written < first.len(), "{written}");
+        // It was the one that closes; others come after what is in the pipe.
+        let second = stdin.write(b"b", Then::Close);
+        let reader = tokio::task::spawn_blocking(move || {
+            let mut all = Vec::new();
+            pipe.read_to_end(&mut all).unwrap();
+            all
+        });
+        assert_eq!(second.done_within(Duration::from_secs(60)).await, Withdrawn::Answered(Ok(())));
+        let all = reader.await.unwrap();
+        assert_eq!((all.len(), all.last()), (written + 1, Some(&b'b')));
     }
 
     #[tokio::test]

@@ -7,6 +7,6 @@ mod request;
 
 pub use answer::{Answer, Capture, Details, ErrorCode, Listed, Status};
 pub use request::{
-    BashRequest, Eof, InputRequest, KillRequest, Look, Mode, OutputRequest, ReadRequest, ReadyRequest, SavedState,
-    Terminal, WriteRequest,
+    BashRequest, Eof, InputRequest, KillRequest, Look, Mode, OutputRequest, ReadRequest, ReadyRequest,
+    SavedState, Terminal, WriteRequest,
 };

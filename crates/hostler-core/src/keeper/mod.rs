@@ -41,6 +41,7 @@ use std::ffi::OsStr;
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -77,6 +78,8 @@ struct Shared {
     spawners_children: Arc<OnceLock<OwnChildren>>,
     /// Where control groups can be used.
     group: OnceLock<SessionGroup>,
+    /// What the session keeps from others, and must not be there after it.
+    private_folder: OnceLock<PathBuf>,
 }
 
 impl Shared {
@@ -202,15 +205,20 @@ fn run_keeper() -> io::Result<()> {
         wake,
         spawners_children: Arc::default(),
         group: OnceLock::new(),
+        private_folder: OnceLock::new(),
     });
     let watcher = watcher::Watcher::new(Arc::clone(&shared), host)?;
     let end = SpawnerEnd(Arc::clone(&shared));
-    let spawner = spawner::Spawner::new(requests, shared)?;
+    let spawner = spawner::Spawner::new(requests, Arc::clone(&shared))?;
     std::thread::Builder::new().name("spawner".to_owned()).stack_size(256 * 1024).spawn(move || {
         let _end = end;
         spawner.run();
     })?;
     watcher.run();
+    // Nobody is left who could write into it. It may be gone, or have been moved away.
+    if let Some(folder) = shared.private_folder.get() {
+        let _ = std::fs::remove_dir_all(folder);
+    }
     Ok(())
 }
 

@@ -17,7 +17,7 @@ pub use nursery::{NurseryEvent, StartKeeper};
 pub use spawn::{Body, Open, Spawn, SpawnRequest};
 
 /// Version of everything in this file.
-pub const VERSION: u16 = 3;
+pub const VERSION: u16 = 4;
 
 /// The largest packet that is sent as such; what is larger, or too large for the socket, goes by memory file.
 pub const MAX_PACKET: usize = 160 * 1024;

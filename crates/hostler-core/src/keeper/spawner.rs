@@ -4,10 +4,11 @@
 //! network or FUSE file system); so it does nothing else. It ends when the host closes the spawn socket or breaks the
 //! protocol, and when it cannot read what the programs of its session have in common; the keeper then ends too.
 
-use std::ffi::{CString, c_char};
+use std::ffi::{CString, OsStr, c_char};
 use std::fs::File;
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -131,6 +132,10 @@ impl Spawner {
             search_path: open.search_path.to_vec(),
             env: BaseEnv::new(open.env),
         };
+        if !open.private_folder.is_empty() {
+            // A session is opened once.
+            let _ = self.shared.private_folder.set(OsStr::from_bytes(open.private_folder).into());
+        }
         // A folder that cannot be made only costs the quick way to kill: the walk over descendants does the same.
         if !open.cgroup.is_empty()
             && let Ok(group) = SessionGroup::create(open.cgroup, open.session)

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use hostler_core::{SessionOptions, SpawnError, SpawnSpec, StopCause};
-use hostler_testkit::{NoProcessLeft, SharedCounter, TestEnv, Token};
+use hostler_testkit::{NoProcessLeft, SharedCounter, TestEnv, Token, wait_until};
 use rustix::process::Signal;
 
 use crate::{GRACE, MAX, evil_path, evil_process, kill, run, start_host, start_host_without_groups};
@@ -102,5 +102,24 @@ async fn the_place_of_a_lingerer_is_free_when_its_kill_is_answered() {
             assert_eq!((receipt.survivors.total, receipt.doubt), (0, None), "round {round}");
         }
         session.close(GRACE).await;
+    }
+}
+
+#[tokio::test]
+async fn a_private_folder_goes_with_its_session_and_with_a_keeper_whose_host_has_hung_up() {
+    let env = TestEnv::new();
+    let host = start_host(&env);
+    for started in [false, true] {
+        let folder = env.root().join(format!("secret-{started}"));
+        let options = SessionOptions { private_folder: Some(folder.clone()), ..SessionOptions::record() };
+        let session = host.open_session(options);
+        std::fs::create_dir_all(folder.join("run")).unwrap();
+        if started {
+            session.spawn(SpawnSpec::new(["true"])).await.unwrap().finished().await;
+        }
+        assert!(folder.exists());
+        session.close(GRACE).await;
+        drop(session);
+        wait_until("the folder to go", MAX, || if folder.exists() { Err("there") } else { Ok(()) });
     }
 }

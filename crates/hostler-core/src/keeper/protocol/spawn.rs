@@ -33,6 +33,8 @@ pub struct Open<'a> {
     pub cwd: &'a [u8],
     /// Where programs without a slash in their name are looked for, as in PATH.
     pub search_path: &'a [u8],
+    /// What is removed when the keeper ends; empty: nothing.
+    pub private_folder: &'a [u8],
     /// The inherited environment: `NAME=value` strings, each ended by NUL.
     pub env: &'a [u8],
 }
@@ -77,6 +79,7 @@ impl SpawnRequest<'_> {
                 w.bytes(open.oom_score_adj);
                 w.bytes(open.cwd);
                 w.bytes(open.search_path);
+                w.bytes(open.private_folder);
                 w.bytes(open.env);
                 w.0
             }
@@ -135,6 +138,7 @@ impl<'a> SpawnRequest<'a> {
                 oom_score_adj: r.bytes()?,
                 cwd: r.bytes()?,
                 search_path: r.bytes()?,
+                private_folder: r.bytes()?,
                 env: r.bytes()?,
             }),
             SPAWN => Self::Spawn(Spawn { id: r.id()?, argv: r.bytes()?, env: r.bytes()?, cwd: r.bytes()? }),

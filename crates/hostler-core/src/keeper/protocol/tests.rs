@@ -117,7 +117,8 @@ proptest! {
         let packet = spawn.encode();
         prop_assert_eq!(SpawnRequest::decode(&packet), Ok(spawn.clone()));
         let open = SpawnRequest::Open(Open {
-            session, nofile: (1, 2), cgroup: b"/c", oom_score_adj: b"200", cwd: cwd.as_bytes(), search_path: b"/bin", env: &env,
+            session, nofile: (1, 2), cgroup: b"/c", oom_score_adj: b"200", cwd: cwd.as_bytes(), search_path: b"/bin",
+            private_folder: b"/p", env: &env,
         });
         let packet = open.encode();
         prop_assert_eq!(SpawnRequest::decode(&packet), Ok(open.clone()));
