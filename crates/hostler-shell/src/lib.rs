@@ -3,7 +3,11 @@
 //! (written when the crate is complete)
 
 mod answer;
+mod capture;
+mod exports;
 mod request;
+mod state;
+mod window;
 
 pub use answer::{Answer, Capture, Details, ErrorCode, Listed, Status};
 pub use request::{
