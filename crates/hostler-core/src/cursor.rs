@@ -274,6 +274,11 @@ impl Cursor {
         Self { log, offset: 0, lines: Some(0) }
     }
 
+    /// Moves behind the last byte that is there: what is read comes later.
+    pub fn go_to_end(&mut self) {
+        (self.offset, self.lines) = (self.log.status().end, None);
+    }
+
     /// Offset of the next byte to read.
     pub fn offset(&self) -> u64 {
         self.offset

@@ -236,10 +236,15 @@ pub struct Answer {
     /// The program's text.
     pub output: String,
     /// The rest.
-    pub details: Details,
+    pub details: Box<Details>,
 }
 
 impl Answer {
+    /// An answer.
+    pub fn new(output: impl Into<String>, details: Details) -> Self {
+        Self { output: output.into(), details: Box::new(details) }
+    }
+
     /// Something went wrong, or may not be: the notice says what, and what to do.
     pub fn error(code: ErrorCode, notice: impl Into<String>) -> Self {
         let status = match code {
@@ -256,7 +261,7 @@ impl Answer {
             | ErrorCode::Unsupported => Status::Error,
         };
         let details = Details { error: Some(code), notices: vec![notice.into()], ..Details::new(status) };
-        Self { output: String::new(), details }
+        Self::new("", details)
     }
 
     /// All of it as one text: the output, then a line in brackets for each notice. A notice that the command had no terminal
@@ -286,7 +291,7 @@ mod tests {
     fn text(output: &str, notices: &[&str]) -> String {
         let notices = notices.iter().map(|&notice| notice.to_owned()).collect();
         let details = Details { notices, ..Details::new(Status::Completed) };
-        Answer { output: output.to_owned(), details }.text()
+        Answer::new(output, details).text()
     }
 
     #[test]
@@ -301,6 +306,6 @@ mod tests {
     fn that_there_is_no_terminal_is_said_first() {
         let notices = vec!["no terminal".to_owned(), "exit 1".to_owned()];
         let details = Details { notices, pty_fallback: true, ..Details::new(Status::Failed) };
-        assert_eq!(Answer { output: "a\n".to_owned(), details }.text(), "[no terminal]\na\n[exit 1]");
+        assert_eq!(Answer::new("a\n", details).text(), "[no terminal]\na\n[exit 1]");
     }
 }

@@ -43,15 +43,25 @@ impl PrivateFolder {
 
     /// Makes it, if it is not there, and a folder in it, which must not be.
     pub(crate) fn make(&self, name: &str) -> io::Result<PathBuf> {
-        let mut private = DirBuilder::new();
-        private.mode(0o700);
-        match private.create(&self.0) {
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => self.check()?,
-            made => made?,
-        }
+        self.make_own()?;
         let folder = self.0.join(name);
-        private.create(&folder)?;
+        private().create(&folder)?;
         Ok(folder)
+    }
+
+    /// A folder in it, which is made if it is not there.
+    pub(crate) fn folder(&self, name: &str) -> io::Result<PathBuf> {
+        self.make_own()?;
+        let folder = self.0.join(name);
+        private().recursive(true).create(&folder)?;
+        Ok(folder)
+    }
+
+    fn make_own(&self) -> io::Result<()> {
+        match private().create(&self.0) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => self.check(),
+            made => made,
+        }
     }
 
     /// What stands in its place must be ours.
@@ -61,6 +71,12 @@ impl PrivateFolder {
             found.is_dir() && found.uid() == rustix::process::geteuid().as_raw() && found.mode() & 0o077 == 0;
         if is_ours { Ok(()) } else { Err(io::ErrorKind::PermissionDenied.into()) }
     }
+}
+
+fn private() -> DirBuilder {
+    let mut builder = DirBuilder::new();
+    builder.mode(0o700);
+    builder
 }
 
 /// What a shell is to be started with.

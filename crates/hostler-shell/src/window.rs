@@ -11,15 +11,16 @@ pub(crate) const LINES: usize = 2_000;
 /// The longest character of UTF-8.
 const LONGEST: usize = 4;
 
-/// Lines of an output: its newlines, and what stands behind the last one.
-pub(crate) fn lines_of(newlines: u64, ends_with_newline: bool) -> u64 {
-    newlines + u64::from(!ends_with_newline)
+/// Lines of an output that has so many newlines, and so many bytes behind the last one.
+pub(crate) fn lines_of(newlines: u64, bytes_behind: u64) -> u64 {
+    newlines + bytes_behind.min(1)
 }
 
 /// Lines that a part has, one that is not whole included.
 pub(crate) fn count(part: &[u8]) -> u64 {
     let newlines = memchr::memchr_iter(b'\n', part).count() as u64;
-    lines_of(newlines, part.last().is_none_or(|last| *last == b'\n'))
+    let behind = part.len() - memchr::memrchr(b'\n', part).map_or(0, |at| at + 1);
+    lines_of(newlines, behind as u64)
 }
 
 /// How many bytes of `part`, with which an output or the rest of one begins, are shown within these limits. Not all of it may
