@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hostler_core::sys::clock;
-use hostler_core::{Process, SpawnError, SpawnSpec, StderrMode, StdinMode, StopCause};
+use hostler_core::{CursorRead, Process, SpawnError, SpawnSpec, StderrMode, StdinMode, StopCause, Stream};
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::{Inner, Shell, invalid, os};
@@ -349,17 +349,22 @@ impl Foreground {
         self.run.ended().await;
     }
 
-    /// Waits for more output, or the end of it. Dropping the future changes nothing.
-    pub async fn more_output(&self) {
+    /// Waits until there is more output than `seen` bytes, and says how much. Dropping the future changes nothing.
+    pub async fn more_output(&self, seen: &mut u64) {
         let phase = self.run.until(|phase| !matches!(phase, Phase::Queued)).await;
-        let Phase::Running(process) = phase else { return std::future::pending().await };
-        let Some(mut cursor) = process.cursor(hostler_core::Stream::Stdout) else { return };
+        let process = self.run.process().filter(|_| matches!(phase, Phase::Running(_)));
+        let Some(mut cursor) = process.and_then(|process| process.cursor(Stream::Stdout)) else {
+            return std::future::pending().await;
+        };
         cursor.go_to_end();
-        let mut byte = [0];
-        // An end, or an error of the disk, is nothing that would come again and again.
-        if !matches!(cursor.next(&mut byte).await, Ok(hostler_core::CursorRead::Chunk(_))) {
-            std::future::pending().await
+        if cursor.offset() <= *seen {
+            let mut byte = [0];
+            // An end, or an error of the disk, is nothing that would come again and again.
+            if !matches!(cursor.next(&mut byte).await, Ok(CursorRead::Chunk(_))) {
+                return std::future::pending().await;
+            }
         }
+        *seen = cursor.offset();
     }
 
     /// The newest line of its output that is not blank.
