@@ -239,6 +239,18 @@ impl Session {
         self.0.table.lock().processes.values().cloned().collect()
     }
 
+    /// Forgets a process of which nothing is left; handles of it stay good. Its files go with the last of those.
+    pub fn forget(&self, id: ProcessId) {
+        let mut table = self.0.table.lock();
+        let forgotten = match table.processes.get(&id) {
+            Some(process) if process.0.is_closed() => table.processes.remove(&id),
+            Some(_) | None => None,
+        };
+        drop(table);
+        // Without the lock, as this may be the last handle.
+        drop(forgotten);
+    }
+
     /// Live processes, those included that have left something alive behind.
     pub fn live(&self) -> usize {
         self.0.live.load(Ordering::Acquire)

@@ -13,12 +13,11 @@ use hostler_a2e::protocol::{Connection, ConnectionOptions};
 use hostler_a2e::session::A2eSession;
 use hostler_a2e::stdio::{self, Ending};
 use hostler_a2e::wire::{Secret, SessionId};
-use hostler_core::sys::signal::{is_ignored, unblock};
-use hostler_core::{CgroupUse, HelperProgram, Host, HostOptions, Nursery, Places, Session, SessionOptions};
-use tokio::signal::unix::{Signal, SignalKind, signal};
+use hostler_core::{Host, HostOptions, Nursery, Session, SessionOptions};
 
-use crate::config::{Audit, Cgroup, Config, EventData};
+use crate::config::{Audit, Config, EventData};
 use crate::exit::{Failure, Status};
+use crate::house::{self, StopSignals};
 
 pub(crate) use http::a2e_http;
 
@@ -62,37 +61,14 @@ struct Prepared {
 impl Prepared {
     fn with(config: &Config) -> Result<Self, Failure> {
         let audit = config.a2e.audit.as_ref().map(open_audit).transpose().map_err(Failure::Audit)?;
-        check_open_files().context("failed to open what a host needs")?;
-        let nursery = Nursery::start(HelperProgram::CurrentExe).context("failed to start")?;
-        Ok(Self { nursery, audit })
+        Ok(Self { nursery: house::start_nursery()?, audit })
     }
-}
-
-/// Descriptors that a host opens until it serves, with a few to spare.
-const DESCRIPTORS: usize = 24;
-
-/// Looks whether there is room for them, before anything is started: the event loop does not take a limit for an answer.
-fn check_open_files() -> std::io::Result<()> {
-    let stderr = std::io::stderr();
-    let taken: Vec<OwnedFd> =
-        (0..DESCRIPTORS).map(|_| stderr.as_fd().try_clone_to_owned()).collect::<Result<_, _>>()?;
-    drop(taken);
-    Ok(())
 }
 
 fn host_options(config: &Config, inherited: Vec<(OsString, OsString)>) -> HostOptions {
     HostOptions {
         max_processes: config.a2e.max_processes_total,
-        stop_grace: config.runtime.stop_grace,
-        buffer_bytes: config.runtime.output.buffer_bytes,
-        cgroup: match config.runtime.cgroup {
-            Cgroup::Auto => CgroupUse::Auto,
-            Cgroup::Off => CgroupUse::Off,
-        },
-        state_dir: config.runtime.state_dir.clone(),
-        places: Places::of(|name| std::env::var_os(name)),
-        env: inherited,
-        ..HostOptions::default()
+        ..house::host_options(&config.runtime, inherited)
     }
 }
 
@@ -133,45 +109,4 @@ fn open_audit(audit: &Audit) -> Result<AuditLog, AuditError> {
 /// Standard input and output as descriptors of our own, so that nothing else in the process writes between messages.
 fn stdio_ends() -> std::io::Result<(OwnedFd, OwnedFd)> {
     Ok((std::io::stdin().as_fd().try_clone_to_owned()?, std::io::stdout().as_fd().try_clone_to_owned()?))
-}
-
-/// The signals that ask a host to end.
-struct StopSignals {
-    term: Signal,
-    interrupt: Option<Signal>,
-    hangup: Option<Signal>,
-}
-
-impl StopSignals {
-    fn listen() -> std::io::Result<Self> {
-        // A mask that was inherited is nobody's wish, unlike an ignored signal.
-        let kinds = [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup()];
-        unblock(&kinds.map(|kind| kind.as_raw_value()));
-        Ok(Self {
-            term: signal(SignalKind::terminate())?,
-            interrupt: unless_ignored(SignalKind::interrupt())?,
-            hangup: unless_ignored(SignalKind::hangup())?,
-        })
-    }
-
-    async fn any(mut self) {
-        tokio::select! {
-            _ = self.term.recv() => {}
-            () = arrives(self.interrupt.as_mut()) => {}
-            () = arrives(self.hangup.as_mut()) => {}
-        }
-    }
-}
-
-/// A signal that was ignored when the host started stays so: nohup wants it to live on after its terminal, and a shell
-/// keeps the ^C of its terminal from what runs in its background.
-fn unless_ignored(kind: SignalKind) -> std::io::Result<Option<Signal>> {
-    (!is_ignored(kind.as_raw_value())).then(|| signal(kind)).transpose()
-}
-
-async fn arrives(listened_to: Option<&mut Signal>) {
-    match listened_to {
-        Some(signal) => drop(signal.recv().await),
-        None => std::future::pending().await,
-    }
 }

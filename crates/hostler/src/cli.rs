@@ -42,6 +42,9 @@ pub(crate) enum Command {
         override_usage = "hostler a2e <--stdio | --http ADDR | --sdk-config FILE> [OPTIONS]"
     )]
     A2e(A2eArgs),
+    /// Give an agent a shell over MCP, on standard input and output
+    #[command(after_help = EXIT_STATUS)]
+    Mcp(McpArgs),
     /// Print the configuration
     #[command(after_help = EXIT_STATUS)]
     Config(ConfigArgs),
@@ -80,6 +83,20 @@ pub(crate) struct A2eArgs {
     /// Append a JSON line for each handled `proc/*` request to this file
     #[arg(long, value_name = "FILE")]
     audit: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct McpArgs {
+    /// Work in this directory, instead of the current one
+    #[arg(long, value_name = "DIR")]
+    workspace: Option<PathBuf>,
+}
+
+impl McpArgs {
+    /// Where commands start, and below which the working directory is kept.
+    pub(crate) fn workspace(&self) -> PathBuf {
+        self.workspace.clone().unwrap_or_else(|| PathBuf::from("."))
+    }
 }
 
 #[derive(Debug, Args)]
@@ -150,7 +167,7 @@ impl Cli {
     pub(crate) fn sdk_file(&self) -> Option<PathBuf> {
         match &self.command {
             Command::A2e(args) => args.sdk_config.as_deref().map(from_working_directory),
-            Command::Config(_) | Command::Doctor(_) => None,
+            Command::Mcp(_) | Command::Config(_) | Command::Doctor(_) => None,
         }
     }
 
@@ -160,7 +177,7 @@ impl Cli {
             self.common.log_level.iter().map(|level| LOG_LEVEL.set(word(level))).collect();
         match &self.command {
             Command::A2e(args) => settings.extend(args.settings()?),
-            Command::Config(_) | Command::Doctor(_) => {}
+            Command::Mcp(_) | Command::Config(_) | Command::Doctor(_) => {}
         }
         Ok(settings)
     }

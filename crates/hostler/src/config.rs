@@ -30,6 +30,7 @@ use token::TokenPlace;
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Config {
     pub(crate) a2e: A2e,
+    pub(crate) mcp: Mcp,
     pub(crate) runtime: Runtime,
     pub(crate) log: Log,
 }
@@ -92,6 +93,16 @@ pub(crate) struct Audit {
     pub(crate) backup_count: usize,
 }
 
+/// The shell tools over MCP.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Mcp {
+    /// Whether a call fails whose command exits with another code than 0.
+    pub(crate) nonzero_exit_is_error: bool,
+    /// For a client that asks for no progress.
+    pub(crate) max_wait_without_progress: Duration,
+    pub(crate) on_client_timeout: OnClientTimeout,
+}
+
 /// What holds for processes of every face.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Runtime {
@@ -99,7 +110,14 @@ pub(crate) struct Runtime {
     pub(crate) state_dir: Option<PathBuf>,
     /// Time between asking a process to end and killing it.
     pub(crate) stop_grace: Duration,
+    /// Commands of a shell session at a time.
+    pub(crate) max_running: usize,
+    /// Those that wait.
+    pub(crate) max_queued: usize,
     pub(crate) cgroup: Cgroup,
+    pub(crate) shell: ShellPolicy,
+    /// Folders with skills.
+    pub(crate) skills: Vec<PathBuf>,
     pub(crate) output: Output,
 }
 
@@ -112,6 +130,12 @@ pub(crate) struct Output {
     pub(crate) relay_bytes_per_process: u64,
     /// Not yet taken by the session's reader, all processes of a session.
     pub(crate) relay_bytes_per_session: u64,
+    /// Saved, a shell command.
+    pub(crate) artifact_bytes_per_process: u64,
+    /// Saved, all commands of a session.
+    pub(crate) artifact_bytes_per_session: u64,
+    /// Saved, all sessions.
+    pub(crate) artifact_bytes_total: u64,
 }
 
 /// Messages on standard error.
@@ -137,6 +161,26 @@ pub(crate) enum Cgroup {
     Auto,
     /// Never.
     Off,
+}
+
+/// What becomes of a command whose client has stopped waiting.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum OnClientTimeout {
+    /// It goes on.
+    Detach,
+    /// It is stopped.
+    Kill,
+}
+
+/// Whether agents may use the shell tools that act.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ShellPolicy {
+    /// They may.
+    Allow,
+    /// A person is asked.
+    Ask,
+    /// They may not.
+    Deny,
 }
 
 /// The least serious message that is written.
@@ -330,14 +374,26 @@ fn validate(raw: &Raw, tokens: Tokens, origins: &Origins<'_>) -> Result<Config, 
             http: http(&a2e.http, tokens.bearer, origins)?,
             audit,
         },
+        mcp: Mcp {
+            nonzero_exit_is_error: raw.mcp.nonzero_exit_is_error.get(),
+            max_wait_without_progress: Duration::from_millis(raw.mcp.max_wait_without_progress_ms.get()),
+            on_client_timeout: raw.mcp.on_client_timeout.get(),
+        },
         runtime: Runtime {
             state_dir: raw.runtime.state_dir.get().map(Path::to_owned),
             stop_grace: Duration::from_millis(raw.runtime.processes.stop_grace_ms.get()),
+            max_running: count(raw.runtime.processes.max_running.get()),
+            max_queued: count(raw.runtime.processes.max_queued.get()),
             cgroup: raw.runtime.processes.cgroup.get(),
+            shell: raw.runtime.tools.shell.get(),
+            skills: raw.runtime.skills.paths.get().iter().map(PathBuf::from).collect(),
             output: Output {
                 buffer_bytes: count(output.buffer_bytes.get()),
                 relay_bytes_per_process: output.relay_bytes_per_process.get(),
                 relay_bytes_per_session: output.relay_bytes_per_session.get(),
+                artifact_bytes_per_process: output.artifact_bytes_per_process.get(),
+                artifact_bytes_per_session: output.artifact_bytes_per_session.get(),
+                artifact_bytes_total: output.artifact_bytes_total.get(),
             },
         },
         log: Log { level: raw.log.level.get(), format: raw.log.format.get() },

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use hostler_a2e::audit::AuditError;
 use hostler_a2e::stdio::ServeError;
 use hostler_http::{AddressError, DoorError};
+use hostler_shell::WorkspaceError;
 use rustix::io::Errno;
 
 use crate::config::ConfigError;
@@ -44,6 +45,8 @@ pub(crate) enum Failure {
     Address(AddressError),
     /// Nothing can be served there, or not like that.
     Door(DoorError),
+    /// What was named to work in is no directory.
+    Workspace(WorkspaceError),
     /// Standard input cannot be read.
     Input(io::Error),
     /// Standard output cannot be written, and not because its reader has left.
@@ -80,9 +83,11 @@ impl Failure {
     pub(crate) fn status(&self) -> Status {
         match self {
             Self::Arguments(error) if error.exit_code() == 0 => Status::Done,
-            Self::Arguments(_) | Self::Configuration(_) | Self::Audit(_) | Self::Address(_) => {
-                Status::Unusable
-            }
+            Self::Arguments(_)
+            | Self::Configuration(_)
+            | Self::Audit(_)
+            | Self::Address(_)
+            | Self::Workspace(_) => Status::Unusable,
             Self::Door(DoorError::NeedsToken(_) | DoorError::NeedsTls(_) | DoorError::Tls(_)) => {
                 Status::Unusable
             }
@@ -109,6 +114,9 @@ impl Failure {
             ),
             Self::Address(error) => {
                 format!("error: {error}\nhint: --http 127.0.0.1:0 listens on any free port of this machine\n")
+            }
+            Self::Workspace(error) => {
+                format!("error: {}\nhint: --workspace DIR names a directory that exists\n", chain(error))
             }
             Self::Door(error) => format!("error: {}\nhint: {}\n", chain(error), door_hint(error)),
             Self::Input(error) => format!(

@@ -8,7 +8,9 @@ mod cli;
 mod config;
 mod doctor;
 mod exit;
+mod house;
 mod logging;
+mod mcp;
 
 use std::io::{self, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -71,6 +73,10 @@ fn run(stderr: &Stderr) -> Result<ExitCode, Failure> {
                 Transport::Stdio => a2e::a2e_stdio(config, inherited),
                 Transport::Http(address) => a2e::a2e_http(config, inherited, &address, args.clear_text()),
             }
+        }
+        Command::Mcp(args) => {
+            loaded.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
+            mcp::mcp_stdio(&loaded.config, config::without_secrets(&sources.variables), &args.workspace())
         }
         Command::Config(_) => print(&loaded.to_toml().context("failed to write the configuration as TOML")?),
         Command::Doctor(args) => {

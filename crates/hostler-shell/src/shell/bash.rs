@@ -333,6 +333,8 @@ impl Launch {
         run.enter(Phase::Ended(process.clone()));
         shell.changed();
         process.closed().await;
+        // The run has it, for as long as anybody can ask for its output.
+        shell.session.forget(process.id());
         drop(place);
         shell.changed();
     }

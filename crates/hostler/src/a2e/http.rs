@@ -11,9 +11,10 @@ use hostler_core::{Host, Nursery};
 use hostler_http::{Address, BearerToken, ClearText, Door, DoorOptions, PeerCheck, TlsFiles};
 use tokio::sync::oneshot;
 
-use super::{Prepared, StopSignals, a2e_session, host_options, session_options};
+use super::{Prepared, a2e_session, host_options, session_options};
 use crate::config::{A2e, Config};
 use crate::exit::{Failure, Status};
+use crate::house::StopSignals;
 
 /// Sessions without a handshake that an address may have where anybody may connect.
 const MAX_STRANGERS: usize = 64;

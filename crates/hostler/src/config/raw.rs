@@ -10,13 +10,14 @@ use clap::ValueEnum;
 use serde::de::{Error as _, SeqAccess, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::{Cgroup, EventData, LogFormat, LogLevel};
+use super::{Cgroup, EventData, LogFormat, LogLevel, OnClientTimeout, ShellPolicy};
 
 /// All keys. There are no optional ones: defaults come from the default file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Raw {
     pub(crate) a2e: RawA2e,
+    pub(crate) mcp: RawMcp,
     pub(crate) runtime: RawRuntime,
     pub(crate) log: RawLog,
 }
@@ -65,13 +66,38 @@ pub(crate) struct RawAudit {
     pub(crate) backup_count: Whole<0, 1000>,
 }
 
+/// `[mcp]`
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct RawMcp {
+    pub(crate) nonzero_exit_is_error: Switch,
+    pub(crate) max_wait_without_progress_ms: Whole<1, 600_000>,
+    pub(crate) on_client_timeout: Word<OnClientTimeout>,
+}
+
 /// `[runtime]`
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct RawRuntime {
     pub(crate) state_dir: FilePath,
     pub(crate) processes: RawProcesses,
+    pub(crate) tools: RawTools,
+    pub(crate) skills: RawSkills,
     pub(crate) output: RawOutput,
+}
+
+/// `[runtime.tools]`
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct RawTools {
+    pub(crate) shell: Word<ShellPolicy>,
+}
+
+/// `[runtime.skills]`
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct RawSkills {
+    pub(crate) paths: List<Folder>,
 }
 
 /// `[runtime.processes]`
@@ -79,6 +105,8 @@ pub(crate) struct RawRuntime {
 #[serde(deny_unknown_fields)]
 pub(crate) struct RawProcesses {
     pub(crate) stop_grace_ms: Whole<0, 600_000>,
+    pub(crate) max_running: Whole<1, 1_000_000>,
+    pub(crate) max_queued: Whole<0, 1_000_000>,
     pub(crate) cgroup: Word<Cgroup>,
 }
 
@@ -89,6 +117,9 @@ pub(crate) struct RawOutput {
     pub(crate) buffer_bytes: Whole<4096, 16_777_216>,
     pub(crate) relay_bytes_per_process: Whole<65_536, TIB>,
     pub(crate) relay_bytes_per_session: Whole<65_536, TIB>,
+    pub(crate) artifact_bytes_per_process: Whole<0, TIB>,
+    pub(crate) artifact_bytes_per_session: Whole<0, TIB>,
+    pub(crate) artifact_bytes_total: Whole<0, TIB>,
 }
 
 /// `[log]`
@@ -184,6 +215,18 @@ impl Item for CommandName {
 
     fn is_allowed(text: &str) -> bool {
         !text.is_empty() && !text.contains('\0') && text.trim() == text
+    }
+}
+
+/// A folder, by its absolute path.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Folder {}
+
+impl Item for Folder {
+    const LIST: &'static str = "a list of absolute paths of folders";
+
+    fn is_allowed(text: &str) -> bool {
+        text.starts_with('/') && !text.contains('\0')
     }
 }
 
