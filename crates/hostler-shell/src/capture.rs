@@ -22,7 +22,7 @@ use crate::exports;
 use crate::state::{Bytes, Left};
 
 /// The most that is read of what a command has left; it can write into the files itself.
-const MOST_STATE: u64 = 1 << 20;
+pub(crate) const MOST_STATE: u64 = 1 << 20;
 
 /// A string that is longer does not fit into one argument of execve(2), by some margin.
 const LONGEST_ARGUMENT: usize = 131_000;
@@ -190,21 +190,39 @@ fn write_new(folder: &Path, name: &str, bytes: &[u8]) -> io::Result<PathBuf> {
     Ok(path)
 }
 
+/// What a shell has left at its end.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Taken {
+    /// Its state.
+    State(Left),
+    /// Nothing: it did not come to that, or the command has removed it.
+    Nothing,
+    /// More than is read.
+    TooMuch,
+}
+
 impl RunFolder {
-    /// What the shell has left, if it came to that.
-    pub(crate) fn left(&self) -> Option<Left> {
-        let cwd = read(&self.0.join(CWD))?;
-        let cwd = cwd.strip_suffix(b"\n").filter(|cwd| cwd.starts_with(b"/"))?;
-        let exported = exports::parse(&read(&self.0.join(EXPORTED))?);
-        Some(Left { cwd: PathBuf::from(std::ffi::OsString::from_vec(cwd.to_vec())), exported })
+    /// What the shell has left.
+    pub(crate) fn taken(&self) -> Taken {
+        let (Some(cwd), Some(exported)) = (read(&self.0.join(CWD)), read(&self.0.join(EXPORTED))) else {
+            return Taken::Nothing;
+        };
+        let Some(cwd) = cwd.strip_suffix(b"\n").filter(|cwd| cwd.starts_with(b"/")) else {
+            return Taken::Nothing;
+        };
+        if exported.len() as u64 > MOST_STATE {
+            return Taken::TooMuch;
+        }
+        let cwd = PathBuf::from(std::ffi::OsString::from_vec(cwd.to_vec()));
+        Taken::State(Left { cwd, exported: exports::parse(&exported) })
     }
 }
 
-/// The bytes of a file; nothing of one that is too large to be ours.
+/// The bytes of a file, or the first ones of one that is too large.
 fn read(path: &Path) -> Option<Vec<u8>> {
     let mut bytes = Vec::new();
     File::open(path).ok()?.take(MOST_STATE + 1).read_to_end(&mut bytes).ok()?;
-    (bytes.len() as u64 <= MOST_STATE).then_some(bytes)
+    Some(bytes)
 }
 
 #[cfg(test)]

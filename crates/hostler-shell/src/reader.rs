@@ -271,3 +271,6 @@ pub(crate) fn last_line(log: &SharedLog) -> Option<String> {
     let line = text.split(['\n', '\r']).map(str::trim).rfind(|line| !line.is_empty())?;
     Some(line.to_owned())
 }
+
+#[cfg(test)]
+mod tests;

@@ -76,6 +76,8 @@ struct Facts {
     started: Option<Instant>,
     ended: Option<Instant>,
     place: Place,
+    /// What its answer should say besides.
+    notices: Vec<String>,
 }
 
 /// See the module.
@@ -99,6 +101,7 @@ impl Run {
             started: None,
             ended: None,
             place: Place::default(),
+            notices: Vec::new(),
         };
         Arc::new(Self {
             id: RunId::random(),
@@ -178,6 +181,14 @@ impl Run {
     /// Whether what it leaves counts: decided once, under the same lock as [`detach`](Self::detach).
     pub(crate) fn is_attached(&self) -> bool {
         !self.facts.lock().is_detached
+    }
+
+    pub(crate) fn note(&self, notice: String) {
+        self.facts.lock().notices.push(notice);
+    }
+
+    pub(crate) fn take_notices(&self) -> Vec<String> {
+        std::mem::take(&mut self.facts.lock().notices)
     }
 
     pub(crate) fn process(&self) -> Option<Process> {

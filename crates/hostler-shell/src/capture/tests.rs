@@ -37,7 +37,11 @@ fn captured(env: &TestEnv, command: &str) -> (Ran, Option<Left>) {
     let plan = Plan { command, takes: Takes::State, later: &[] };
     let prepared = prepare(&private, "it's a run", plan).unwrap();
     let ran = start(env, &prepared.text, prepared.bash_env.as_deref());
-    let left = prepared.folder.as_ref().unwrap().left();
+    let left = match prepared.folder.as_ref().unwrap().taken() {
+        Taken::State(left) => Some(left),
+        Taken::Nothing => None,
+        Taken::TooMuch => panic!("too much"),
+    };
     drop(prepared);
     assert_eq!(fs::read_dir(private.path()).unwrap().count(), 0, "nothing stays");
     (ran, left)
@@ -191,7 +195,7 @@ fn variables_for_the_shell_are_there_for_what_it_starts_and_did_nothing_to_it() 
     let prepared = prepare(&PrivateFolder::below(env.root(), 8), "run", plan).unwrap();
     let ran = start(&env, &prepared.text, prepared.bash_env.as_deref());
     assert!(ran.output.contains("posix") && ran.output.ends_with("sub\n"), "{ran:?}");
-    let left = prepared.folder.as_ref().unwrap().left().unwrap();
+    let Taken::State(left) = prepared.folder.as_ref().unwrap().taken() else { panic!("no state") };
     assert_eq!(value(&left, "BASH_ENV"), Some(script.as_os_str().as_bytes()));
 }
 
@@ -202,12 +206,12 @@ fn what_a_command_writes_into_the_files_itself_is_no_state_when_it_is_too_much()
     let plan = Plan { command: "", takes: Takes::State, later: &[] };
     let prepared = prepare(&private, "run", plan).unwrap();
     let folder = prepared.folder.unwrap();
-    assert_eq!(folder.left(), None, "nothing was written");
+    assert_eq!(folder.taken(), Taken::Nothing, "nothing was written");
     std::fs::write(folder.0.join(CWD), "/x\n").unwrap();
     std::fs::write(folder.0.join(EXPORTED), vec![b'x'; (MOST_STATE + 1) as usize]).unwrap();
-    assert_eq!(folder.left(), None);
+    assert_eq!(folder.taken(), Taken::TooMuch);
     std::fs::write(folder.0.join(EXPORTED), "junk").unwrap();
-    assert_eq!(folder.left().map(|left| left.exported.len()), Some(0));
+    assert_eq!(folder.taken(), Taken::State(Left { cwd: "/x".into(), exported: Vec::new() }));
 }
 
 #[test]

@@ -10,12 +10,12 @@ use tokio::sync::OwnedSemaphorePermit;
 
 use super::{Inner, Shell, invalid, os};
 use crate::answer::{Answer, Details, ErrorCode, Status};
-use crate::capture::{self, Plan, Prepared, RunFolder, Takes};
+use crate::capture::{self, Plan, Prepared, RunFolder, Taken, Takes};
 use crate::exports;
 use crate::reader::{self, LastLine, Place};
 use crate::request::{BashRequest, Mode, SavedState, Terminal};
 use crate::run::{Phase, Run, StartFailure, StopRequest, begin_stop};
-use crate::state::{Bytes, FOR_THE_SHELL, Saved};
+use crate::state::{Bytes, FOR_THE_SHELL, Left, Saved};
 
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(120);
 const LONGEST_TIMEOUT: Duration = Duration::from_secs(600);
@@ -318,14 +318,15 @@ impl Launch {
     async fn see_through(self, process: Process, folder: Option<RunFolder>, place: OwnedSemaphorePermit) {
         process.finished().await;
         self.run.output_is_complete();
-        let left = folder.as_ref().and_then(RunFolder::left);
+        let taken = folder.as_ref().map_or(Taken::Nothing, RunFolder::taken);
         drop(folder);
-        if let Some(left) = left {
-            let mut memory = self.shell.memory.lock();
-            if memory.generation == self.checked.generation && self.run.is_attached() {
-                memory.saved =
-                    self.checked.saved.after(left, &self.checked.env, &self.shell.env, &self.shell.workspace);
-            }
+        match taken {
+            Taken::State(left) => self.keep(left),
+            Taken::Nothing => {}
+            Taken::TooMuch => self.run.note(format!(
+                "the exported variables are more than {} bytes: directory and variables were not kept",
+                capture::MOST_STATE
+            )),
         }
         let (shell, run) = (Arc::clone(&self.shell), Arc::clone(&self.run));
         // Its text and variables are needed no more.
@@ -337,6 +338,17 @@ impl Launch {
         shell.session.forget(process.id());
         drop(place);
         shell.changed();
+    }
+}
+
+impl Launch {
+    /// What the command has left is the session's state from here on, unless nobody waits for it or a reset came between.
+    fn keep(&self, left: Left) {
+        let mut memory = self.shell.memory.lock();
+        if memory.generation == self.checked.generation && self.run.is_attached() {
+            let Checked { saved, env, .. } = &self.checked;
+            memory.saved = saved.after(left, env, &self.shell.env, &self.shell.workspace);
+        }
     }
 }
 
@@ -400,6 +412,7 @@ impl Foreground {
         details.timeout = Some(timeout);
         details.cwd = Some(shell.cwd());
         notices.append(&mut details.notices);
+        notices.extend(run.take_notices());
         notices.extend(verdict(details, &answer.output));
         details.notices = notices;
         if details.process_id.is_none() && details.saved_output.is_none() {
