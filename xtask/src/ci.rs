@@ -17,6 +17,14 @@ use crate::{house, smoke, tidy};
 const A2E_DRIVER: &str = "../shared/a2e/a2e_conformance.py";
 const A2E_DRIVER_VARIABLE: &str = "A2E_DRIVER";
 
+/// The same for the shell tools over MCP.
+const SHELL_DRIVER: &str = "../shared/shell/shell_conformance.py";
+const SHELL_DRIVER_VARIABLE: &str = "SHELL_DRIVER";
+
+/// Its checks of what there is: not of named services, terminals, guards and addresses in commands, nor those others that use
+/// one of these (F06, W06, B09, E, V02, S01).
+const SHELL_CHECKS: &str = "A*,F0[!6],F10,W0[!6],D*,C*,B0[!9],B10,I*,K*,V0[!2],S0[!1],S1*,N*,L*,Q*";
+
 /// Format, lints, unit tests.
 pub(crate) fn check() -> Result<()> {
     let mut steps = Steps::default();
@@ -57,7 +65,8 @@ fn everything(steps: &mut Steps) -> Result<()> {
     tests(steps)?;
     steps.command("release build", &mut house::release_build())?;
     steps.step("readme", smoke::readme)?;
-    a2e_conformance(steps)
+    a2e_conformance(steps)?;
+    shell_conformance(steps)
 }
 
 fn format_and_lints(steps: &mut Steps) -> Result<()> {
@@ -79,25 +88,40 @@ fn tests(steps: &mut Steps) -> Result<()> {
     steps.tests("tests", &mut house::cargo(runner))
 }
 
-/// Runs the external driver where there is one; says so where there is none. One that was named must be there.
+/// The external driver, where there is one; says so where there is none. One that was named must be there.
+fn driver(steps: &mut Steps, name: &str, path: &str, variable: &str) -> Result<Option<PathBuf>> {
+    let named = std::env::var_os(variable).map(|path| house::root().join(path));
+    let driver = named.clone().unwrap_or_else(|| house::root().join(path));
+    if driver.is_file() {
+        return Ok(Some(driver));
+    }
+    if named.is_some() {
+        let missing = || bail!("{variable} names no file: {}", driver.display());
+        return steps.step(name, missing).map(|()| None);
+    }
+    steps.left_out(name, &format!("no driver at {path}; {variable}=FILE names another"));
+    Ok(None)
+}
+
 fn a2e_conformance(steps: &mut Steps) -> Result<()> {
     const NAME: &str = "a2e conformance";
-    let named = std::env::var_os(A2E_DRIVER_VARIABLE).map(|path| house::root().join(path));
-    let driver = named.clone().unwrap_or_else(|| house::root().join(A2E_DRIVER));
-    if !driver.is_file() {
-        if named.is_some() {
-            let missing = || bail!("{A2E_DRIVER_VARIABLE} names no file: {}", driver.display());
-            return steps.step(NAME, missing);
-        }
-        steps.left_out(NAME, &format!("no driver at {A2E_DRIVER}; {A2E_DRIVER_VARIABLE}=FILE names another"));
-        return Ok(());
-    }
+    let Some(driver) = driver(steps, NAME, A2E_DRIVER, A2E_DRIVER_VARIABLE)? else { return Ok(()) };
     let stdio = format!("{} a2e --stdio", house::release_binary().display());
     steps.step(NAME, || {
         house::run(at_home("a2e-conformance", "python3")?.arg(&driver).args(["--stdio", &stdio]))
     })?;
     steps.step("a2e conformance over HTTP", || over_http(&driver, None))?;
     steps.step("a2e conformance over HTTP with a token", || over_http(&driver, Some("sesame")))
+}
+
+fn shell_conformance(steps: &mut Steps) -> Result<()> {
+    const NAME: &str = "shell conformance";
+    let Some(driver) = driver(steps, NAME, SHELL_DRIVER, SHELL_DRIVER_VARIABLE)? else { return Ok(()) };
+    let mcp = format!("{} mcp", house::release_binary().display());
+    steps.step(NAME, || {
+        let mut command = at_home("shell-conformance", "python3")?;
+        house::run(command.arg(&driver).args(["--mcp", &mcp, "--only", SHELL_CHECKS]))
+    })
 }
 
 /// The same driver against a host that listens, which is ended afterwards. Its token is that of the handshake.

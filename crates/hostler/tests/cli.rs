@@ -93,6 +93,7 @@ fn help_describes_commands_flags_defaults_and_exit_statuses() {
 
     Commands:
       a2e     Host processes for an agent over A2E
+      mcp     Give an agent a shell over MCP, on standard input and output
       config  Print the configuration
       doctor  Show what this machine offers and what will be used
       help    Print this message or the help of the given subcommand(s)
@@ -337,14 +338,19 @@ fn the_defaults_are_printed_as_they_are_whatever_is_configured() {
     assert_eq!((outcome.stderr.as_str(), outcome.status), ("", Some(0)));
 }
 
-#[test]
-fn the_values_in_force_are_shown_without_secrets() {
+/// What is shown of settings from all layers.
+fn values_in_force() -> String {
     let home = Home::new();
     home.file(".config/hostler/config.toml", "[a2e.audit]\nenabled = true\npath = 'audit.jsonl'\n");
     home.file("named.toml", "[runtime.processes]\nstop_grace_ms = 50\n");
     let variables = [("HOSTLER_A2E_ALLOWED_COMMANDS", "cat,ls"), ("HOSTLER_A2E_AUTH_TOKEN", "s3cret")];
     let arguments = ["config", "show", "--config", "named.toml", "--log-level", "error"];
-    assert_snapshot!(home.run_with(&arguments, &variables).all(), @r#"
+    home.run_with(&arguments, &variables).all()
+}
+
+#[test]
+fn the_values_in_force_are_shown_without_secrets() {
+    assert_snapshot!(values_in_force(), @r#"
     [a2e]
     allowed_commands = ["cat", "ls"]
     max_processes = 64
@@ -374,17 +380,33 @@ fn the_values_in_force_are_shown_without_secrets() {
     max_bytes = 10485760
     backup_count = 5
 
+    [mcp]
+    nonzero_exit_is_error = true
+    max_wait_without_progress_ms = 50000
+    on_client_timeout = "detach"
+
     [runtime]
     state_dir = ""
 
     [runtime.processes]
     stop_grace_ms = 50
+    max_running = 64
+    max_queued = 256
     cgroup = "auto"
+
+    [runtime.tools]
+    shell = "allow"
+
+    [runtime.skills]
+    paths = []
 
     [runtime.output]
     buffer_bytes = 65536
     relay_bytes_per_process = 16777216
     relay_bytes_per_session = 268435456
+    artifact_bytes_per_process = 67108864
+    artifact_bytes_per_session = 1073741824
+    artifact_bytes_total = 8589934592
 
     [log]
     level = "error"
