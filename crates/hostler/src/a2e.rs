@@ -15,7 +15,7 @@ use hostler_a2e::stdio::{self, Ending};
 use hostler_a2e::wire::{Secret, SessionId};
 use hostler_core::{Host, HostOptions, Nursery, Session, SessionOptions};
 
-use crate::config::{Audit, Config, EventData};
+use crate::config::{Audit, AuditFolder, Config, EventData};
 use crate::exit::{Failure, Status};
 use crate::house::{self, StopSignals};
 
@@ -99,6 +99,10 @@ fn a2e_session(config: &Config, session: Session, audit: Option<AuditLog>) -> A2
 }
 
 fn open_audit(audit: &Audit) -> Result<AuditLog, AuditError> {
+    if let (AuditFolder::Made, Some(folder)) = (audit.folder, audit.path.parent()) {
+        // Opening the file says what is wrong with it.
+        let _ = std::fs::create_dir_all(folder);
+    }
     AuditLog::open(AuditOptions {
         path: audit.path.clone(),
         max_bytes: audit.max_bytes,

@@ -91,6 +91,16 @@ pub(crate) struct Audit {
     pub(crate) max_bytes: u64,
     /// Older files that are kept.
     pub(crate) backup_count: usize,
+    pub(crate) folder: AuditFolder,
+}
+
+/// Whether the folder of the audit is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AuditFolder {
+    /// It must be there.
+    MustExist,
+    /// It is, as a host of the Python SDK does.
+    Made,
 }
 
 /// The shell tools over MCP.
@@ -360,6 +370,12 @@ fn validate(raw: &Raw, tokens: Tokens, origins: &Origins<'_>) -> Result<Config, 
             path: path.to_owned(),
             max_bytes: a2e.audit.max_bytes.get(),
             backup_count: count(a2e.audit.backup_count.get()),
+            folder: match origins.of("a2e.audit.path") {
+                Origin::Sdk { .. } => AuditFolder::Made,
+                Origin::Default | Origin::File { .. } | Origin::Variable(_) | Origin::Flag(_) => {
+                    AuditFolder::MustExist
+                }
+            },
         }),
     };
     Ok(Config {

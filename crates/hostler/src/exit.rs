@@ -160,8 +160,8 @@ fn hint(error: &anyhow::Error) -> &'static str {
 fn door_hint(error: &DoorError) -> &'static str {
     match error {
         DoorError::NeedsToken(_) => {
-            "set HOSTLER_A2E_HTTP_BEARER_TOKEN or `a2e.http.bearer_token_file`, and TLS; or listen on 127.0.0.1, where this \
-             user alone gets in"
+            "set HOSTLER_A2E_HTTP_BEARER_TOKEN or `a2e.http.bearer_token_file`, and TLS; with --insecure-http a token is enough, \
+             that of the handshake too (HOSTLER_A2E_AUTH_TOKEN); or listen on 127.0.0.1, where this user alone gets in"
         }
         DoorError::NeedsTls(_) => {
             "set `a2e.http.tls_cert` and `a2e.http.tls_key`, or use --insecure-http where nobody can listen in"
@@ -170,7 +170,9 @@ fn door_hint(error: &DoorError) -> &'static str {
         DoorError::Listen { .. } => {
             "another program may listen there, or the address is not of this machine; port 0 is any free one"
         }
-        DoorError::Socket(_) => "its folder must exist and this user must be able to write there",
+        DoorError::Socket(_) => {
+            "its folder must exist, this user must be able to write there, and no other program may listen at that path"
+        }
         DoorError::Owners(_) => {
             "a container may hide them; set a token, or use a unix socket: --http unix:PATH"
         }

@@ -114,7 +114,7 @@ impl fmt::Display for SdkProblem {
                 f.write_str("programs cannot be kept from the network yet, so this host does not start")
             }
             Self::NoProcPlugin => {
-                f.write_str("there is no enabled plugin of type `proc`, which is all that is hosted here")
+                f.write_str("there is no enabled plugin of type `proc` or class `ProcPlugin`, which is all that is hosted here")
             }
             Self::Transport => f.write_str("expected `http`, `direct` or `subprocess`"),
             Self::NotHttp => f.write_str("is not `http`, which is all that --insecure-http is for"),

@@ -197,7 +197,12 @@ fn variables_are_read_as_the_type_of_their_key() {
     assert_eq!(config.a2e.default_timeout, Some(Duration::from_secs(90)));
     assert_eq!(config.a2e.event_data, EventData::Object);
     assert_eq!(config.runtime.cgroup, Cgroup::Off);
-    let audit = Audit { path: "/var/log/audit".into(), max_bytes: 10_485_760, backup_count: 5 };
+    let audit = Audit {
+        path: "/var/log/audit".into(),
+        max_bytes: 10_485_760,
+        backup_count: 5,
+        folder: AuditFolder::MustExist,
+    };
     assert_eq!(config.a2e.audit, Some(audit));
     let nothing = Place::new().variable("HOSTLER_A2E_ALLOWED_COMMANDS", "");
     assert_eq!(nothing.config().a2e.allowed_commands, Vec::<String>::new());

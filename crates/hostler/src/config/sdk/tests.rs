@@ -6,7 +6,7 @@ use insta::assert_snapshot;
 use proptest::prelude::*;
 
 use super::*;
-use crate::config::{Config, EventData, Loaded, Sources, load};
+use crate::config::{AuditFolder, Config, EventData, Loaded, Sources, load};
 
 /// What a text as the file of `--sdk-config` comes to, besides variables.
 fn load_with(text: &str, variables: &[(&str, &str)]) -> Result<Loaded, String> {
@@ -65,7 +65,7 @@ fn the_example_of_the_page_is_read_as_the_page_says() {
     assert_eq!(a2e.auth_token.as_ref().unwrap().reveal(), "sesame");
     assert_eq!(loaded.sdk_transport, Some(SdkTransport::Http("127.0.0.1:8765".to_owned())));
     let audit = a2e.audit.as_ref().unwrap();
-    assert_eq!((audit.max_bytes, audit.backup_count), (10_485_760, 3));
+    assert_eq!((audit.max_bytes, audit.backup_count, audit.folder), (10_485_760, 3, AuditFolder::Made));
     assert!(audit.path.is_absolute() && audit.path.ends_with("logs/audit.jsonl"));
 }
 

@@ -28,7 +28,10 @@ plugins:
 fn the_client_of_the_python_sdk_works_with_a_host_of_its_own_configuration() {
     let setup = Setup::new("http_sdk");
     let config = setup.env().root().join("a2e.yaml");
-    std::fs::write(&config, CONFIG).unwrap();
+    // The SDK makes the folder.
+    let audit = setup.env().root().join("logs/audit.jsonl");
+    let text = format!("{CONFIG}audit:\n  enabled: true\n  path: {}\n", audit.display());
+    std::fs::write(&config, text).unwrap();
     let (host, url) = setup.sdk_config(&config).start_listening();
     let log = host.log();
     assert!(log.contains("host_id has no effect here") && !log.contains("sesame"), "{log}");
@@ -40,5 +43,6 @@ fn the_client_of_the_python_sdk_works_with_a_host_of_its_own_configuration() {
         (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{said}{complained}");
     assert_eq!(said.lines().filter(|line| line.starts_with("ok ")).count(), 15, "{said}");
+    assert!(audit.is_file());
     end(host);
 }
