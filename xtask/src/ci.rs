@@ -10,7 +10,7 @@ use std::process::{Child, Command, Stdio};
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::steps::Steps;
-use crate::{house, smoke, tidy};
+use crate::{clients, house, smoke, tidy};
 
 /// An external driver that checks the A2E host from outside. It does not belong to the repository: where it lies
 /// beside it, or where the variable says, it is run.
@@ -66,7 +66,8 @@ fn everything(steps: &mut Steps) -> Result<()> {
     steps.command("release build", &mut house::release_build())?;
     steps.step("readme", smoke::readme)?;
     a2e_conformance(steps)?;
-    shell_conformance(steps)
+    shell_conformance(steps)?;
+    clients::run(steps)
 }
 
 fn format_and_lints(steps: &mut Steps) -> Result<()> {
@@ -155,8 +156,8 @@ fn check_over_http(host: &mut Child, driver: &Path, token: Option<&str>) -> Resu
     house::run(&mut command)
 }
 
-/// A command in an empty home of its own.
-fn at_home(name: &str, program: impl AsRef<OsStr>) -> Result<Command> {
+/// A command in an empty home of its own, which is where it works.
+pub(crate) fn at_home(name: &str, program: impl AsRef<OsStr>) -> Result<Command> {
     let home = clean_home(name)?;
     let mut command = Command::new(program);
     command

@@ -12,6 +12,7 @@
 
 mod bench;
 mod ci;
+mod clients;
 mod house;
 mod setup;
 mod smoke;

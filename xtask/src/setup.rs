@@ -15,6 +15,8 @@ const PROGRAMS: &[(&str, &[&str])] = &[
     // The default allowlist of the A2E host names it, so its tests start it.
     ("python3", &["python3"]),
     ("setpriv", &["util-linux"]),
+    // Public clients come from there.
+    ("npm", &["npm"]),
 ];
 
 /// Cargo tools: the subcommand, its crate, and the version that the checks were written with.
@@ -40,12 +42,16 @@ pub(crate) fn setup() -> Result<()> {
 }
 
 fn packages() -> Result<()> {
-    let missing: Vec<&str> = PROGRAMS
+    let mut missing: Vec<&str> = PROGRAMS
         .iter()
         .filter(|(program, _)| !on_path(program))
         .flat_map(|(_, names)| *names)
         .copied()
         .collect();
+    // Debian's Python comes without what a virtual environment needs.
+    if !house::works(Command::new("python3").args(["-c", "import ensurepip, venv"])) {
+        missing.push("python3-venv");
+    }
     if missing.is_empty() {
         return Ok(());
     }

@@ -12,9 +12,9 @@ use rmcp::model::{
     CallToolRequestParams, CallToolResponse, CancelledNotificationParam, Implementation, JsonObject,
     ListResourceTemplatesResult, ListResourcesResult, ListToolsResult, PaginatedRequestParams,
     ReadResourceRequestParams, ReadResourceResponse, ReadResourceResult, RequestId, Resource,
-    ResourceContents, ResourceTemplate, ServerCapabilities, ServerConfig, Tool,
+    ResourceContents, ResourceTemplate, ServerCapabilities, ServerConfig, SubscriptionFilter, Tool,
 };
-use rmcp::service::{NotificationContext, Peer, RequestContext, RoleServer};
+use rmcp::service::{NotificationContext, Peer, RequestContext, RoleServer, SubscriptionContext};
 use tokio::sync::oneshot;
 
 use crate::arguments::{self, Bash, BashOutput, KillProcess, ProcessInput, Read, Write};
@@ -206,6 +206,26 @@ impl ServerHandler for McpServer {
 
     async fn on_initialized(&self, context: NotificationContext<RoleServer>) {
         tokio::spawn(tell_of_changes(self.0.shell.clone(), context.peer));
+    }
+
+    fn accepted_subscription_filter(&self, requested: &SubscriptionFilter) -> Option<SubscriptionFilter> {
+        let changes = SubscriptionFilter::builder().resources_list_changed().build();
+        Some(requested.intersection(&changes))
+    }
+
+    async fn listen(&self, subscription: SubscriptionContext) -> Result<(), ErrorData> {
+        let mut changes = self.0.shell.changes();
+        loop {
+            tokio::select! {
+                () = subscription.cancelled() => return Ok(()),
+                changed = changes.changed() => if changed.is_err() { return Ok(()) },
+            }
+            // A client that is gone hears nothing more.
+            if subscription.sink().notify_resource_list_changed().await.is_err() {
+                return Ok(());
+            }
+            tokio::time::sleep_until(tokio::time::Instant::now() + LIST_PAUSE).await;
+        }
     }
 
     async fn list_resources(

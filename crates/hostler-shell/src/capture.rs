@@ -88,6 +88,17 @@ pub(crate) struct Plan<'p> {
     pub(crate) later: &'p [(&'static str, Bytes)],
 }
 
+impl Plan<'_> {
+    /// Whether the command cannot be run without files.
+    pub(crate) fn needs_files(&self) -> bool {
+        !self.later.is_empty() || self.is_long()
+    }
+
+    fn is_long(&self) -> bool {
+        self.command.len() > LONGEST_ARGUMENT
+    }
+}
+
 /// Whether the state at the end is wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Takes {
@@ -119,13 +130,12 @@ impl Drop for RunFolder {
 
 /// Makes the files that a shell needs, if it needs any.
 pub(crate) fn prepare(private: &PrivateFolder, name: &str, plan: Plan<'_>) -> io::Result<Prepared> {
-    let is_long = plan.command.len() > LONGEST_ARGUMENT;
-    if plan.takes == Takes::Nothing && plan.later.is_empty() && !is_long {
+    if plan.takes == Takes::Nothing && !plan.needs_files() {
         return Ok(plain(plan.command));
     }
     let folder = RunFolder(private.make(name)?);
     let mut text = plan.command.as_bytes().to_vec();
-    if is_long {
+    if plan.is_long() {
         let path = write_new(&folder.0, "command", plan.command.as_bytes())?;
         text = [b"eval \"$(<", quote(path.as_os_str().as_bytes()).as_slice(), b")\""].concat();
     }

@@ -41,8 +41,10 @@ impl std::fmt::Display for RunId {
 /// How far a run has come.
 #[derive(Clone, Debug)]
 pub(crate) enum Phase {
-    /// It waits for a place, or for its start.
+    /// It waits for a place.
     Queued,
+    /// It has one, and is being started.
+    Starting,
     /// Its process is there.
     Running(Process),
     /// Its output is complete, and what it left was looked at.
@@ -84,7 +86,7 @@ struct Facts {
 #[derive(Debug)]
 pub(crate) struct Run {
     pub(crate) id: RunId,
-    pub(crate) command: String,
+    command: Mutex<String>,
     pub(crate) mode: Mode,
     started_at: SystemTime,
     phase: watch::Sender<Phase>,
@@ -105,7 +107,7 @@ impl Run {
         };
         Arc::new(Self {
             id: RunId::random(),
-            command,
+            command: Mutex::new(command),
             mode,
             started_at: SystemTime::now(),
             phase: watch::Sender::new(Phase::Queued),
@@ -128,10 +130,18 @@ impl Run {
     /// Waits until nothing will change any more but by what was left behind.
     pub(crate) async fn ended(&self) {
         self.until(|phase| match phase {
-            Phase::Queued | Phase::Running(_) => false,
+            Phase::Queued | Phase::Starting | Phase::Running(_) => false,
             Phase::Ended(_) | Phase::NotStarted(_) | Phase::Canceled => true,
         })
         .await;
+    }
+
+    /// Waits until it has a process, or will never have one.
+    pub(crate) async fn started(&self) -> Option<Process> {
+        match self.until(|phase| !matches!(phase, Phase::Queued | Phase::Starting)).await {
+            Phase::Running(process) | Phase::Ended(process) => Some(process),
+            Phase::Queued | Phase::Starting | Phase::NotStarted(_) | Phase::Canceled => None,
+        }
     }
 
     pub(crate) async fn is_stopped(&self) {
@@ -152,7 +162,14 @@ impl Run {
         stop
     }
 
+    /// Its output is complete. Its text, which may be megabytes, is cut: ended runs are kept long, and nobody asks for it.
     pub(crate) fn output_is_complete(&self) {
+        const REMEMBERED: usize = 4096;
+        let mut command = self.command.lock();
+        let end = command.floor_char_boundary(REMEMBERED);
+        command.truncate(end);
+        command.shrink_to_fit();
+        drop(command);
         self.facts.lock().ended = Some(hostler_core::sys::clock::now());
     }
 
@@ -160,7 +177,7 @@ impl Run {
     pub(crate) fn stop(&self, request: StopRequest) {
         let mut facts = self.facts.lock();
         match self.phase() {
-            Phase::Queued => {
+            Phase::Queued | Phase::Starting => {
                 facts.stop.get_or_insert(request);
                 drop(facts);
                 self.stopped.send_replace(true);
@@ -194,7 +211,7 @@ impl Run {
     pub(crate) fn process(&self) -> Option<Process> {
         match self.phase() {
             Phase::Running(process) | Phase::Ended(process) => Some(process),
-            Phase::Queued | Phase::NotStarted(_) | Phase::Canceled => None,
+            Phase::Queued | Phase::Starting | Phase::NotStarted(_) | Phase::Canceled => None,
         }
     }
 
@@ -205,7 +222,7 @@ impl Run {
 
     pub(crate) fn last_line(&self) -> LastLine {
         match self.phase() {
-            Phase::Queued | Phase::Running(_) => LastLine::Grows,
+            Phase::Queued | Phase::Starting | Phase::Running(_) => LastLine::Grows,
             Phase::Ended(_) | Phase::NotStarted(_) | Phase::Canceled => LastLine::Whole,
         }
     }
@@ -218,7 +235,7 @@ impl Run {
     pub(crate) fn status(&self) -> Status {
         match self.phase() {
             Phase::Queued => Status::Queued,
-            Phase::Running(_) => Status::Running,
+            Phase::Starting | Phase::Running(_) => Status::Running,
             Phase::Ended(process) => status_of(process.end()),
             Phase::NotStarted(_) => Status::Error,
             Phase::Canceled => Status::Canceled,
@@ -229,7 +246,9 @@ impl Run {
     pub(crate) fn lingers(&self) -> bool {
         match self.phase() {
             Phase::Ended(process) => matches!(process.state(), State::Lingering(_)),
-            Phase::Queued | Phase::Running(_) | Phase::NotStarted(_) | Phase::Canceled => false,
+            Phase::Queued | Phase::Starting | Phase::Running(_) | Phase::NotStarted(_) | Phase::Canceled => {
+                false
+            }
         }
     }
 
@@ -262,7 +281,7 @@ impl Run {
             process_id: self.id.to_string(),
             status: self.status(),
             pid: self.process().and_then(|process| process.pid()),
-            command: self.command.clone(),
+            command: self.command.lock().clone(),
             started_at: self.started_at,
         }
     }

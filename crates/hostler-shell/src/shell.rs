@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use hostler_core::{Host, Session, SessionOptions};
 use parking_lot::Mutex;
+use rustix::fs::Access;
 use tokio::sync::{Semaphore, watch};
 
 use crate::answer::{Answer, ErrorCode, Listed, Status};
@@ -71,9 +72,15 @@ impl ShellOptions {
         }
     }
 
-    /// Where secrets in flight are put: `XDG_RUNTIME_DIR`, which is in memory, else `TMPDIR`, else /tmp.
+    /// Where secrets in flight are put: `XDG_RUNTIME_DIR`, which is in memory, else `TMPDIR`, the first that this user can
+    /// write to, else /tmp.
     pub fn private_base(var: impl Fn(&str) -> Option<OsString>) -> PathBuf {
-        let usable = |name| var(name).map(PathBuf::from).filter(|path| path.is_absolute() && path.is_dir());
+        let can_be_used = |path: &PathBuf| {
+            path.is_absolute()
+                && path.is_dir()
+                && rustix::fs::access(path, Access::WRITE_OK | Access::EXEC_OK).is_ok()
+        };
+        let usable = |name| var(name).map(PathBuf::from).filter(can_be_used);
         usable("XDG_RUNTIME_DIR").or_else(|| usable("TMPDIR")).unwrap_or_else(|| PathBuf::from("/tmp"))
     }
 
@@ -250,8 +257,9 @@ impl Inner {
             Answer::error(
                 ErrorCode::UnknownProcess,
                 format!(
-                    "this session has no process {id:?}: ids are those that bash has given, and of what has ended only the newest \
-                     are kept; read proc:// lists what runs"
+                    "this session has no process {}: ids are those that bash has given, and of what has ended only the newest \
+                     are kept; read proc:// lists what runs",
+                    shown(id)
                 ),
             )
         })
@@ -298,6 +306,14 @@ impl Runs {
 /// Bytes as the system has them.
 pub(crate) fn os(bytes: &[u8]) -> OsString {
     OsString::from_vec(bytes.to_vec())
+}
+
+/// A text of an agent's as a refusal shows it: quoted, and not all of a very long one.
+pub(crate) fn shown(text: &str) -> String {
+    const SHOWN: usize = 200;
+    let end = text.floor_char_boundary(SHOWN);
+    let more = if end < text.len() { " (cut)" } else { "" };
+    format!("{:?}{more}", &text[..end])
 }
 
 pub(crate) fn invalid(notice: impl Into<String>) -> Answer {

@@ -20,6 +20,7 @@ mod numbered;
 mod process;
 mod round_trip;
 mod sampler;
+mod shell;
 mod spawn;
 mod stop;
 mod stream;
@@ -63,7 +64,7 @@ struct Bench {
 type Run = fn(&Bench) -> Result<Vec<Row>>;
 
 /// The benches by name, in the order in which they run.
-const NAMES: [(&str, Run); 12] = [
+const NAMES: [(&str, Run); 15] = [
     ("spawn_core", spawn::core),
     ("spawn_cgroup", spawn::cgroup),
     ("rss2g", spawn::large_host),
@@ -76,6 +77,9 @@ const NAMES: [(&str, Run); 12] = [
     ("stop", stop::stop),
     ("http_spawn", spawn::http),
     ("http_stream", stream::http),
+    ("shell_call", shell::call),
+    ("shell_calls", shell::calls),
+    ("shell_gigabyte", shell::gigabyte),
 ];
 
 /// Builds what is measured, runs the benches, prints the table. An error means that something could not be

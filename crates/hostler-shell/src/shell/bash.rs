@@ -8,7 +8,7 @@ use hostler_core::sys::clock;
 use hostler_core::{CursorRead, Process, SpawnError, SpawnSpec, StderrMode, StdinMode, StopCause, Stream};
 use tokio::sync::OwnedSemaphorePermit;
 
-use super::{Inner, Shell, invalid, os};
+use super::{Inner, Shell, invalid, os, shown};
 use crate::answer::{Answer, Details, ErrorCode, Status};
 use crate::capture::{self, Plan, Prepared, RunFolder, Taken, Takes};
 use crate::exports;
@@ -154,7 +154,11 @@ impl Inner {
     async fn launch(self: &Arc<Self>, run: &Arc<Run>, checked: Checked, place: Option<OwnedSemaphorePermit>) {
         let launch = Launch { shell: Arc::clone(self), run: Arc::clone(run), checked };
         match place {
-            Some(place) => launch.start(place).await,
+            Some(place) => {
+                // As a task: who asked may go, and it is started all the same.
+                tokio::spawn(launch.start(place));
+                run.until(|phase| !matches!(phase, Phase::Queued | Phase::Starting)).await;
+            }
             None => {
                 let places = Arc::clone(&self.places);
                 let mut waiting = Box::pin(places.acquire_owned());
@@ -243,6 +247,7 @@ impl Launch {
 
     /// Returns when it runs or cannot be started.
     async fn start(self, place: OwnedSemaphorePermit) {
+        self.run.enter(Phase::Starting);
         let prepared = match self.prepare() {
             Ok(prepared) => prepared,
             Err(failure) => return self.not_started(failure),
@@ -273,13 +278,16 @@ impl Launch {
         let later: Vec<(&'static str, Bytes)> =
             FOR_THE_SHELL.into_iter().filter_map(|name| Some((name, self.effective(name)?))).collect();
         let plan = Plan { command: &self.checked.command, takes, later: &later };
-        capture::prepare(&self.shell.private, &self.run.id.to_string(), plan).map_err(|error| StartFailure {
-            code: ErrorCode::StartFailed,
-            text: format!(
-                "cannot write the files that a shell starts with below {}: {error}",
-                self.shell.private.path().display()
-            ),
-        })
+        let error = match capture::prepare(&self.shell.private, &self.run.id.to_string(), plan) {
+            Ok(prepared) => return Ok(prepared),
+            Err(error) => error,
+        };
+        let text = format!("cannot write below {}: {error}", self.shell.private.path().display());
+        if plan.needs_files() {
+            return Err(StartFailure { code: ErrorCode::StartFailed, text });
+        }
+        self.run.note(format!("{text}; directory and variables were not kept"));
+        Ok(capture::plain(&self.checked.command))
     }
 
     /// The value that the command is to find.
@@ -365,8 +373,7 @@ impl Foreground {
 
     /// Waits until there is more output than `seen` bytes, and says how much. Dropping the future changes nothing.
     pub async fn more_output(&self, seen: &mut u64) {
-        let phase = self.run.until(|phase| !matches!(phase, Phase::Queued)).await;
-        let process = self.run.process().filter(|_| matches!(phase, Phase::Running(_)));
+        let process = self.run.started().await;
         let Some(mut cursor) = process.and_then(|process| process.cursor(Stream::Stdout)) else {
             return std::future::pending().await;
         };
@@ -490,7 +497,8 @@ fn check_text(request: &BashRequest) -> Result<(), Answer> {
     for (name, value) in &request.env {
         if name.is_empty() || exports::name_length(name.as_bytes()) != name.len() {
             return Err(invalid(format!(
-                "`env` has the name {name:?}: names are letters, digits and _, and begin with no digit"
+                "`env` has the name {}: names are letters, digits and _, and begin with no digit",
+                shown(name)
             )));
         }
         if value.contains('\0') {
@@ -517,7 +525,7 @@ fn timeout(request: &BashRequest, notices: &mut Vec<String>) -> Result<Duration,
 
 /// A directory that exists, as it really is.
 fn directory(from: &Path, cwd: &str) -> Result<PathBuf, Answer> {
-    let wrong = |why: &str| invalid(format!("`cwd` {cwd:?} {why}: give a directory that exists"));
+    let wrong = |why: &str| invalid(format!("`cwd` {} {why}: give a directory that exists", shown(cwd)));
     if cwd.is_empty() {
         return Err(wrong("is empty"));
     }

@@ -4,7 +4,7 @@ use std::fs;
 use std::io::{self, Read};
 use std::path::{Component, Path, PathBuf};
 
-use super::{Inner, Shell, invalid};
+use super::{Inner, Shell, invalid, shown};
 use crate::answer::{Answer, Details, ErrorCode, Status};
 use crate::reader::{self, Lines, Range};
 use crate::request::{ReadRequest, WriteRequest};
@@ -39,8 +39,9 @@ impl<'a> Address<'a> {
         });
         known.ok_or_else(|| {
             invalid(format!(
-                "`path` {path:?} is no address of this session: give proc://, proc://ID, artifact://ID, local://PATH or \
-                 skill://NAME; files of the workspace have other tools"
+                "`path` {} is no address of this session: give proc://, proc://ID, artifact://ID, local://PATH or \
+                 skill://NAME; files of the workspace have other tools",
+                shown(path)
             ))
         })
     }

@@ -113,7 +113,7 @@ impl Inner {
                     details.error = Some(failure.code);
                     failure.text
                 }
-                Phase::Queued | Phase::Running(_) | Phase::Ended(_) | Phase::Canceled => {
+                Phase::Queued | Phase::Starting | Phase::Running(_) | Phase::Ended(_) | Phase::Canceled => {
                     "not started".to_owned()
                 }
             },
@@ -192,7 +192,10 @@ impl Inner {
                     "it waits for a place and has no standard input yet: try again later",
                 );
             }
-            Phase::Queued => return wrong(&run, ErrorCode::StdinClosed, NO_STDIN),
+            Phase::Starting if run.mode == Mode::Background => {
+                return wrong(&run, ErrorCode::StdinFull, "it is just being started: try again");
+            }
+            Phase::Queued | Phase::Starting => return wrong(&run, ErrorCode::StdinClosed, NO_STDIN),
             Phase::Running(process) => process,
             Phase::Ended(_) | Phase::NotStarted(_) | Phase::Canceled => {
                 return wrong(&run, ErrorCode::ProcessDead, DEAD);
@@ -239,6 +242,7 @@ impl Inner {
                 receipt.details.status = Status::Canceled;
                 "canceled: it never ran".to_owned()
             }
+            Phase::Starting => format!("{name} is sent as soon as it has started"),
             Phase::Running(_) | Phase::Ended(_) if grace.is_zero() => format!("{name} sent to its processes"),
             Phase::Running(_) | Phase::Ended(_) => format!(
                 "{name} sent to its processes; what lives {} ms later gets SIGKILL: see the end with bash_output",
@@ -282,8 +286,7 @@ fn unreadable(mut answer: Answer, error: &ReadError) -> Answer {
 
 /// Waits for a line that was not read, or until no more can come.
 async fn news(run: &Run) {
-    let phase = run.until(|phase| !matches!(phase, Phase::Queued)).await;
-    let (Phase::Running(process) | Phase::Ended(process)) = phase else { return };
+    let Some(process) = run.started().await else { return };
     let Some(mut cursor) = process.cursor(hostler_core::Stream::Stdout) else { return };
     loop {
         let log = Arc::clone(cursor.log());
