@@ -355,7 +355,7 @@ impl SessionInner {
         if table.closed {
             return Err(SpawnError::SessionClosed);
         }
-        if let Some(link) = table.link.as_ref().filter(|link| !link.is_lost()) {
+        if let Some(link) = table.link.as_ref().filter(|link| link.can_be_asked()) {
             return Ok(Arc::clone(link));
         }
         let link = self.new_keeper()?;

@@ -34,6 +34,8 @@ const FAREWELL: Duration = Duration::from_secs(5);
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// Connections that the kernel holds until they are accepted; less where `net.core.somaxconn` is.
 const BACKLOG: i32 = 4096;
+/// Refused connections that are held until their clients have read why; others are closed at once.
+const TURNED_AWAY: usize = 64;
 /// Bytes of a request's head, and of what is read ahead.
 const HEAD_BYTES: usize = 64 * 1024;
 
@@ -134,6 +136,8 @@ pub struct Door {
     owners: Option<Owners>,
     shared: Arc<Shared>,
     room: Arc<Semaphore>,
+    /// Places of those who are turned away.
+    porch: Arc<Semaphore>,
 }
 
 #[derive(Debug)]
@@ -220,7 +224,9 @@ impl Door {
             log: Throttle::default(),
         };
         let shared = Arc::new(Shared { guard, tls, head_timeout: options.head_timeout });
-        Ok(Self { listener, local, owners, shared, room: Arc::new(Semaphore::new(options.max_connections)) })
+        let room = Arc::new(Semaphore::new(options.max_connections));
+        let porch = Arc::new(Semaphore::new(TURNED_AWAY));
+        Ok(Self { listener, local, owners, shared, room, porch })
     }
 
     /// Where it is, with the port that was chosen.
@@ -257,9 +263,13 @@ impl Door {
                             let shared = Arc::clone(&self.shared);
                             connections.spawn(converse(accepted, shared, router, stopping, place));
                         }
-                        Err((refused, from)) => refusals.note(|unsaid| {
-                            tracing::warn!(from, %refused, not_shown_before = unsaid, "a connection was refused");
-                        }),
+                        Err(refusal) => {
+                            let Refusal { why, from, client } = *refusal;
+                            refusals.note(|unsaid| {
+                                tracing::warn!(from, refused = %why, not_shown_before = unsaid, "a connection was refused");
+                            });
+                            connections.spawn(turn_away(client, stopping.subscribe()));
+                        }
                     },
                     Err(error) => after_trouble(&error, &troubles).await,
                 },
@@ -274,25 +284,37 @@ impl Door {
         }
     }
 
-    /// Whether a connection may come in; one that may not is answered, as far as that goes without waiting, and closed.
-    fn admit(&self, incoming: Arrival) -> Result<(Accepted, OwnedSemaphorePermit), (Refused, String)> {
-        let judged = self.judge(&incoming);
-        let place = Arc::clone(&self.room).try_acquire_owned().map_err(|_| Refused::Full);
-        match (judged.and_then(|peer| Ok((peer, place?))), incoming) {
-            (Ok((peer, place)), Arrival::Tcp(stream, _)) => Ok((Accepted::Tcp(stream, peer), place)),
-            (Ok((peer, place)), Arrival::Unix(stream)) => Ok((Accepted::Unix(stream, peer), place)),
-            (Err(refused), Arrival::Tcp(stream, from)) => {
-                if self.shared.tls.is_none() {
-                    // It is told why, if it still listens; a full buffer is its own doing.
-                    let _ = stream.try_write(refused.answer().as_bytes());
-                }
-                Err((refused, from.to_string()))
+    /// Whether a connection may come in; one that may not is answered, as far as that goes without waiting.
+    fn admit(&self, incoming: Arrival) -> Result<(Accepted, OwnedSemaphorePermit), Box<Refusal>> {
+        let peer = match self.judge(&incoming) {
+            Ok(peer) => peer,
+            // Who may not come in takes no place.
+            Err(why) => return Err(Box::new(self.refuse(why, incoming))),
+        };
+        let Ok(place) = Arc::clone(&self.room).try_acquire_owned() else {
+            return Err(Box::new(self.refuse(Refused::Full, incoming)));
+        };
+        Ok(match incoming {
+            Arrival::Tcp(stream, _) => (Accepted::Tcp(stream, peer), place),
+            Arrival::Unix(stream) => (Accepted::Unix(stream, peer), place),
+        })
+    }
+
+    /// Tells a client why, if it listens; a full buffer is its own doing. Its connection is held until it has read that, as
+    /// long as there are few of its kind.
+    fn refuse(&self, why: Refused, incoming: Arrival) -> Refusal {
+        let answer = why.answer();
+        let (from, written) = match &incoming {
+            Arrival::Tcp(stream, from) if self.shared.tls.is_none() => {
+                (from.to_string(), stream.try_write(answer.as_bytes()).is_ok())
             }
-            (Err(refused), Arrival::Unix(stream)) => {
-                let _ = stream.try_write(refused.answer().as_bytes());
-                Err((refused, "a local socket".to_owned()))
+            Arrival::Tcp(_, from) => (from.to_string(), false),
+            Arrival::Unix(stream) => {
+                ("a local socket".to_owned(), stream.try_write(answer.as_bytes()).is_ok())
             }
-        }
+        };
+        let place = Arc::clone(&self.porch).try_acquire_owned().ok();
+        Refusal { why, from, client: place.filter(|_| written).map(|place| (incoming, place)) }
     }
 
     fn judge(&self, incoming: &Arrival) -> Result<Peer, Refused> {
@@ -338,6 +360,30 @@ impl Listener {
             Self::Unix { listener, .. } => Ok(Arrival::Unix(listener.accept().await?.0)),
         }
     }
+}
+
+/// A connection that may not come in.
+struct Refusal {
+    why: Refused,
+    from: String,
+    /// It is to read its answer.
+    client: Option<(Arrival, OwnedSemaphorePermit)>,
+}
+
+/// Holds a connection until its client has read why it may not come in, for a while.
+async fn turn_away(client: Option<(Arrival, OwnedSemaphorePermit)>, mut stopping: watch::Receiver<bool>) {
+    let Some((arrival, place)) = client else { return };
+    let close = async {
+        match arrival {
+            Arrival::Tcp(stream, _) => linger::close(stream).await,
+            Arrival::Unix(stream) => linger::close(stream).await,
+        }
+    };
+    tokio::select! {
+        () = close => {}
+        () = asked_to_stop(&mut stopping) => {}
+    }
+    drop(place);
 }
 
 impl Refused {

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::Shutdown;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -155,8 +156,13 @@ impl KeeperLink {
         Ok((link, keeper_spawn, keeper_control))
     }
 
-    pub(crate) fn is_lost(&self) -> bool {
-        matches!(self.state.lock().phase, Phase::Lost | Phase::Told(_))
+    /// Whether it is worth asking: the kernel knows of an end before the event loop does.
+    pub(crate) fn can_be_asked(&self) -> bool {
+        let state = self.state.lock();
+        let Some(sockets) = &state.sockets else { return false };
+        let mut look = [PollFd::new(&sockets.spawn, PollFlags::empty())];
+        let has_hung_up = poll(&mut look, Some(&Timespec::default())).is_ok_and(|count| count > 0);
+        !has_hung_up && !matches!(state.phase, Phase::Lost | Phase::Told(_))
     }
 
     /// The keeper's pid, once the nursery has said so.

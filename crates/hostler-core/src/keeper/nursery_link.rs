@@ -299,7 +299,7 @@ impl NurseryLink {
 
     /// A keeper to use at once: its sockets take requests before the process has come up.
     pub(crate) fn keeper(&self) -> Result<Arc<KeeperLink>, AskError> {
-        let spare = self.pending.lock().spare.take().filter(|link| !link.is_lost());
+        let spare = self.pending.lock().spare.take().filter(|link| link.can_be_asked());
         let link = match spare {
             Some(link) => link,
             None => self.ask()?,
