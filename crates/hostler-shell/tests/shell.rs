@@ -252,6 +252,26 @@ async fn commands_wait_for_a_place_in_the_order_of_their_calls() {
 }
 
 #[tokio::test]
+async fn as_many_calls_at_once_as_may_run_and_wait_are_all_carried_out() {
+    let house = House::with(|options| (options.max_running, options.max_queued) = (8, 24));
+    let calls: Vec<_> = (0..32)
+        .map(|number| {
+            let shell = house.shell.clone();
+            tokio::spawn(async move {
+                match shell.bash(foreground(&format!("echo {number}"))).await {
+                    Started::Foreground(command) => command.finish().await,
+                    Started::Answered(answer) => answer,
+                }
+            })
+        })
+        .collect();
+    for (number, call) in calls.into_iter().enumerate() {
+        assert_eq!(call.await.unwrap().output, format!("{number}\n"));
+    }
+    house.shell.close().await;
+}
+
+#[tokio::test]
 async fn long_output_is_shown_at_both_ends_and_saved_whole() {
     let house = House::new();
     let answer = house.run("seq 1 7000").await;

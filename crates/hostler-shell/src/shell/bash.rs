@@ -155,7 +155,8 @@ impl Inner {
         let launch = Launch { shell: Arc::clone(self), run: Arc::clone(run), checked };
         match place {
             Some(place) => {
-                // As a task: who asked may go, and it is started all the same.
+                // It waits for no place, whenever its task runs: who asked may go, and it is started all the same.
+                run.enter(Phase::Starting);
                 tokio::spawn(launch.start(place));
                 run.until(|phase| !matches!(phase, Phase::Queued | Phase::Starting)).await;
             }
