@@ -8,10 +8,10 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use hostler_core::{Host, Session, SessionOptions};
+use hostler_core::{Host, Session, SessionOptions, StopCause};
 use parking_lot::Mutex;
 use rustix::fs::Access;
 use tokio::sync::{Semaphore, watch};
@@ -116,7 +116,10 @@ pub struct Shell(pub(crate) Arc<Inner>);
 #[derive(Debug)]
 pub(crate) struct Inner {
     pub(crate) options: ShellOptions,
+    host: Host,
     pub(crate) session: Session,
+    /// Those that end with it.
+    children: Mutex<Vec<Weak<Inner>>>,
     pub(crate) workspace: PathBuf,
     pub(crate) env: HostEnv,
     pub(crate) private: PrivateFolder,
@@ -161,6 +164,21 @@ impl Shell {
         if !workspace.is_dir() {
             return Err(wrong(std::io::ErrorKind::NotADirectory.into()));
         }
+        let vars = env.iter().map(|(name, value)| (name.as_bytes().to_vec(), value.as_bytes().to_vec()));
+        Ok(Self::fresh(host, workspace, HostEnv::new(vars), options))
+    }
+
+    /// Opens a session that has nothing of this one but its workspace and its options, and ends with it.
+    pub fn child(&self) -> Self {
+        let Inner { host, workspace, env, options, children, .. } = &*self.0;
+        let child = Self::fresh(host, workspace.clone(), env.clone(), options.clone());
+        let mut children = children.lock();
+        children.retain(|known| known.strong_count() > 0);
+        children.push(Arc::downgrade(&child.0));
+        child
+    }
+
+    fn fresh(host: &Host, workspace: PathBuf, env: HostEnv, options: ShellOptions) -> Self {
         let secret = hostler_core::SessionId::random().to_u128();
         let private = PrivateFolder::below(&options.private_base, secret);
         let session = host.open_session(SessionOptions {
@@ -172,18 +190,19 @@ impl Shell {
             private_folder: Some(private.path().to_owned()),
             ..SessionOptions::record()
         });
-        let vars = env.iter().map(|(name, value)| (name.as_bytes().to_vec(), value.as_bytes().to_vec()));
-        Ok(Self(Arc::new(Inner {
+        Self(Arc::new(Inner {
+            host: host.clone(),
             places: Arc::new(Semaphore::new(options.max_running)),
             session,
-            env: HostEnv::new(vars),
+            children: Mutex::default(),
+            env,
             private,
             memory: Mutex::new(Memory { saved: Saved::fresh(&workspace), generation: 0 }),
             workspace,
             runs: Mutex::default(),
             changes: watch::Sender::new(0),
             options,
-        })))
+        }))
     }
 
     /// Live runs, oldest first.
@@ -201,24 +220,56 @@ impl Shell {
 
     /// Forgets the saved state; what runs now leaves none.
     pub fn reset(&self) {
-        let mut memory = self.0.memory.lock();
-        memory.saved = Saved::fresh(&self.0.workspace);
-        memory.generation += 1;
+        self.0.reset();
     }
 
-    /// Ends the session: SIGTERM, and SIGKILL to whatever lives after a grace of at most a second.
+    /// Ends the session and its children: SIGTERM, and SIGKILL to whatever lives after a grace of at most a second.
     pub async fn close(&self) {
-        const LONGEST_GRACE: Duration = Duration::from_secs(1);
-        for run in self.0.all_runs() {
-            if let Phase::Queued = run.phase() {
-                run.stop(self.0.stop_request(hostler_core::StopCause::SessionEnd));
+        let ends: Vec<_> = self.0.with_children().iter().map(|shell| shell.end()).collect();
+        // All of them have begun.
+        for end in ends {
+            end.await;
+        }
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            for child in self.children.get_mut().drain(..).filter_map(|child| child.upgrade()) {
+                let child = Shell(child);
+                runtime.spawn(async move { child.close().await });
             }
         }
-        self.0.session.close(self.0.options.stop_grace.min(LONGEST_GRACE)).await;
     }
 }
 
 impl Inner {
+    /// The session, its children, and theirs.
+    fn with_children(self: &Arc<Self>) -> Vec<Arc<Self>> {
+        let children: Vec<_> = self.children.lock().iter().filter_map(Weak::upgrade).collect();
+        let below = children.iter().flat_map(Self::with_children);
+        std::iter::once(Arc::clone(self)).chain(below).collect()
+    }
+
+    /// Begins to end the session; the future waits for that.
+    fn end(&self) -> impl Future<Output = ()> + use<> {
+        const LONGEST_GRACE: Duration = Duration::from_secs(1);
+        for run in self.all_runs() {
+            if let Phase::Queued = run.phase() {
+                run.stop(self.stop_request(StopCause::SessionEnd));
+            }
+        }
+        let ended = self.session.close(self.options.stop_grace.min(LONGEST_GRACE));
+        async move { drop(ended.await) }
+    }
+
+    pub(crate) fn reset(&self) {
+        let mut memory = self.memory.lock();
+        memory.saved = Saved::fresh(&self.workspace);
+        memory.generation += 1;
+    }
+
     /// A run is known from here on.
     pub(crate) fn enter(&self, run: &Arc<Run>) {
         let mut runs = self.runs.lock();

@@ -355,6 +355,35 @@ async fn another_session_s_runs_are_unknown_in_the_same_words() {
 }
 
 #[tokio::test]
+async fn a_child_starts_fresh_knows_nothing_of_its_parent_and_ends_with_it() {
+    let token = Token::new("shell-child");
+    let _left = NoProcessLeft::new(&token);
+    for how in ["closed", "dropped"] {
+        let House { shell, workspace, env } = House::new();
+        let child = House { shell: shell.child(), workspace: workspace.clone(), env: TestEnv::new() };
+        let grandchild =
+            House { shell: child.shell.child(), workspace: workspace.clone(), env: TestEnv::new() };
+        let house = House { shell, workspace, env };
+        house.output_of("export A=1; mkdir -p d; cd d").await;
+        let id = house.background("read x").await;
+        assert_eq!(
+            child.output_of("echo ${A-none}; pwd").await,
+            format!("none\n{}\n", house.workspace.display())
+        );
+        assert_eq!(child.kill(&id, "kill").await.details.error, Some(ErrorCode::UnknownProcess));
+        let sleep = format!("trap '' TERM; sleep 600.{}", digits(&token));
+        let below = [child.background(&sleep).await, grandchild.background(&sleep).await];
+        if how == "closed" {
+            house.shell.close().await;
+        } else {
+            drop(house);
+        }
+        assert_eq!(child.ended(&below[0]).await.details.status, Status::Killed, "{how}");
+        assert_eq!(grandchild.ended(&below[1]).await.details.status, Status::Killed, "{how}");
+    }
+}
+
+#[tokio::test]
 async fn the_policy_keeps_agents_from_acting_but_not_from_reading() {
     for policy in [Policy::Deny, Policy::Ask] {
         let house = House::with(|options| options.policy = policy);

@@ -1,7 +1,7 @@
 //! Starting a command, and waiting for its end or not.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use hostler_core::sys::clock;
@@ -56,9 +56,8 @@ struct Checked {
     env: Vec<(String, String)>,
     mode: Mode,
     timeout: Duration,
-    cwd: PathBuf,
-    saved: Saved,
-    generation: u64,
+    /// Where it is asked to start; else it starts in the session's directory of that moment.
+    cwd: Option<PathBuf>,
     notices: Vec<String>,
 }
 
@@ -107,23 +106,11 @@ impl Inner {
             return Err(Answer::error(ErrorCode::Unsupported, notice));
         }
         if request.state == SavedState::Discarded {
-            Shell::reset_memory(self);
+            self.reset();
         }
-        let (saved, generation) = self.state_to_start_with(&mut notices);
-        let cwd = match &request.cwd {
-            Some(cwd) => directory(&saved.cwd, cwd)?,
-            None => saved.cwd.clone(),
-        };
-        Ok(Checked {
-            command: request.command,
-            env: request.env,
-            mode: request.mode,
-            timeout,
-            cwd,
-            saved,
-            generation,
-            notices,
-        })
+        let from = self.state_to_start_with(&mut notices).0.cwd;
+        let cwd = request.cwd.as_ref().map(|cwd| directory(&from, cwd)).transpose()?;
+        Ok(Checked { command: request.command, env: request.env, mode: request.mode, timeout, cwd, notices })
     }
 
     /// The state, whose directory is there.
@@ -152,12 +139,11 @@ impl Inner {
 
     /// Starts the run, or lets it wait for a place; from there on a task sees to it.
     async fn launch(self: &Arc<Self>, run: &Arc<Run>, checked: Checked, place: Option<OwnedSemaphorePermit>) {
-        let launch = Launch { shell: Arc::clone(self), run: Arc::clone(run), checked };
         match place {
             Some(place) => {
                 // It waits for no place, whenever its task runs: who asked may go, and it is started all the same.
                 run.enter(Phase::Starting);
-                tokio::spawn(launch.start(place));
+                tokio::spawn(Launch::new(self, run, checked).start(place));
                 run.until(|phase| !matches!(phase, Phase::Queued | Phase::Starting)).await;
             }
             None => {
@@ -171,23 +157,14 @@ impl Inner {
                     })
                 })
                 .await;
-                tokio::spawn(async move {
-                    let stopped = Arc::clone(&launch.run);
-                    let place = async {
-                        match early {
-                            Some(place) => Some(place),
-                            None => waiting.await.ok(),
-                        }
-                    };
-                    tokio::select! {
-                        biased;
-                        () = stopped.is_stopped() => launch.cancel(),
-                        place = place => match place {
-                            Some(place) => launch.start(place).await,
-                            None => launch.cancel(),
-                        },
+                let place = async {
+                    match early {
+                        Some(place) => Some(place),
+                        None => waiting.await.ok(),
                     }
-                });
+                };
+                // Whoever waits keeps no session.
+                tokio::spawn(wait_for_place(Arc::downgrade(self), Arc::clone(run), checked, place));
             }
         }
     }
@@ -225,25 +202,44 @@ impl Inner {
     }
 }
 
-impl Shell {
-    fn reset_memory(shell: &Inner) {
-        let mut memory = shell.memory.lock();
-        memory.saved = Saved::fresh(&shell.workspace);
-        memory.generation += 1;
+async fn wait_for_place(
+    shell: Weak<Inner>,
+    run: Arc<Run>,
+    checked: Checked,
+    place: impl Future<Output = Option<OwnedSemaphorePermit>>,
+) {
+    let place = tokio::select! {
+        biased;
+        () = run.is_stopped() => None,
+        place = place => place,
+    };
+    match (shell.upgrade(), place) {
+        (Some(shell), Some(place)) => Launch::new(&shell, &run, checked).start(place).await,
+        (shell, _) => {
+            run.enter(Phase::Canceled);
+            if let Some(shell) = shell {
+                shell.changed();
+            }
+        }
     }
 }
 
-/// A run on its way to its end.
+/// A run that is being started.
 struct Launch {
     shell: Arc<Inner>,
     run: Arc<Run>,
     checked: Checked,
+    saved: Saved,
+    generation: u64,
 }
 
 impl Launch {
-    fn cancel(self) {
-        self.run.enter(Phase::Canceled);
-        self.shell.changed();
+    /// It starts with the state of this moment.
+    fn new(shell: &Arc<Inner>, run: &Arc<Run>, checked: Checked) -> Self {
+        let mut notices = Vec::new();
+        let (saved, generation) = shell.state_to_start_with(&mut notices);
+        notices.into_iter().for_each(|notice| run.note(notice));
+        Self { shell: Arc::clone(shell), run: Arc::clone(run), checked, saved, generation }
     }
 
     /// Returns when it runs or cannot be started.
@@ -260,7 +256,7 @@ impl Launch {
                     begin_stop(&process, stop);
                 }
                 self.shell.changed();
-                tokio::spawn(self.see_through(process, prepared.folder, place));
+                tokio::spawn(self.launched(process, prepared.folder).see_through(place));
             }
             Err(error) => self.not_started(failure(&error)),
         }
@@ -296,12 +292,12 @@ impl Launch {
         let given = self.checked.env.iter().rev().find(|(known, _)| known == name);
         given
             .map(|(_, value)| value.clone().into_bytes())
-            .or_else(|| self.checked.saved.effective(&self.shell.env, name.as_bytes()).cloned())
+            .or_else(|| self.saved.effective(&self.shell.env, name.as_bytes()).cloned())
     }
 
     fn spec(&self, prepared: &Prepared) -> SpawnSpec {
         let is_for_the_shell = |name: &[u8]| FOR_THE_SHELL.iter().any(|known| known.as_bytes() == name);
-        let saved = self.checked.saved.vars.iter().map(|(name, value)| (os(name), os(value)));
+        let saved = self.saved.vars.iter().map(|(name, value)| (os(name), os(value)));
         let given = self.checked.env.iter().map(|(name, value)| (name.into(), value.into()));
         let mut env: Vec<_> = saved
             .chain(given)
@@ -312,7 +308,7 @@ impl Launch {
         }
         let words = ["bash", "--noprofile", "--norc", "-c", "--"].map(std::ffi::OsString::from);
         SpawnSpec {
-            cwd: Some(self.checked.cwd.clone()),
+            cwd: Some(self.checked.cwd.as_ref().unwrap_or(&self.saved.cwd).clone()),
             env,
             stdin: match self.checked.mode {
                 Mode::Foreground => StdinMode::Null,
@@ -323,13 +319,42 @@ impl Launch {
         }
     }
 
+    /// What is to be known until its end: no copy of the session's variables.
+    fn launched(self, process: Process, folder: Option<RunFolder>) -> Launched {
+        let Saved { cwd, mut vars } = self.saved;
+        let env = self.checked.env;
+        vars.retain(|name, _| env.iter().any(|(given, _)| given.as_bytes() == name));
+        Launched {
+            shell: Arc::downgrade(&self.shell),
+            run: self.run,
+            process,
+            folder,
+            env,
+            before: Saved { cwd, vars },
+            generation: self.generation,
+        }
+    }
+}
+
+/// A run that has been started. It keeps no session: with the last handle of that it ends.
+struct Launched {
+    shell: Weak<Inner>,
+    run: Arc<Run>,
+    process: Process,
+    folder: Option<RunFolder>,
+    env: Vec<(String, String)>,
+    /// What the session had saved for the names in `env`.
+    before: Saved,
+    generation: u64,
+}
+
+impl Launched {
     /// Takes what the command has left, and gives its place back when nothing of it is left.
-    async fn see_through(self, process: Process, folder: Option<RunFolder>, place: OwnedSemaphorePermit) {
-        process.finished().await;
+    async fn see_through(mut self, place: OwnedSemaphorePermit) {
+        self.process.finished().await;
         self.run.output_is_complete();
-        let taken = folder.as_ref().map_or(Taken::Nothing, RunFolder::taken);
-        drop(folder);
-        match taken {
+        let folder = self.folder.take();
+        match folder.as_ref().map_or(Taken::Nothing, RunFolder::taken) {
             Taken::State(left) => self.keep(left),
             Taken::Nothing => {}
             Taken::TooMuch => self.run.note(format!(
@@ -337,26 +362,30 @@ impl Launch {
                 capture::MOST_STATE
             )),
         }
-        let (shell, run) = (Arc::clone(&self.shell), Arc::clone(&self.run));
-        // Its text and variables are needed no more.
-        drop(self);
+        drop(folder);
+        let Self { shell, run, process, .. } = self;
         run.enter(Phase::Ended(process.clone()));
-        shell.changed();
+        let changed = || {
+            if let Some(shell) = shell.upgrade() {
+                shell.changed();
+            }
+        };
+        changed();
         process.closed().await;
         // The run has it, for as long as anybody can ask for its output.
-        shell.session.forget(process.id());
+        if let Some(shell) = shell.upgrade() {
+            shell.session.forget(process.id());
+        }
         drop(place);
-        shell.changed();
+        changed();
     }
-}
 
-impl Launch {
     /// What the command has left is the session's state from here on, unless nobody waits for it or a reset came between.
     fn keep(&self, left: Left) {
-        let mut memory = self.shell.memory.lock();
-        if memory.generation == self.checked.generation && self.run.is_attached() {
-            let Checked { saved, env, .. } = &self.checked;
-            memory.saved = saved.after(left, env, &self.shell.env, &self.shell.workspace);
+        let Some(shell) = self.shell.upgrade() else { return };
+        let mut memory = shell.memory.lock();
+        if memory.generation == self.generation && self.run.is_attached() {
+            memory.saved = self.before.after(left, &self.env, &shell.env, &shell.workspace);
         }
     }
 }
