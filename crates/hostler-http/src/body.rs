@@ -9,10 +9,6 @@ use http_body_util::BodyExt;
 
 /// How long a body may take in all.
 const LIMIT: Duration = Duration::from_secs(300);
-/// How much of a body that is too large is read and dropped, and for how long: a client that sends all of it before it reads
-/// would otherwise find a broken connection in the place of the answer.
-const DRAINED_BYTES: usize = 64 << 20;
-const DRAIN_LIMIT: Duration = Duration::from_secs(5);
 
 /// Why a body was not read.
 #[derive(Debug, thiserror::Error)]
@@ -31,14 +27,16 @@ pub enum BodyError {
     Broken(#[source] axum::Error),
 }
 
-/// Reads a body of at most `limit` bytes, of which something must come every `patience`.
+/// Reads a body of at most `limit` bytes, of which something must come every `patience`. Of one that says at its beginning that
+/// it is longer nothing is read, and a client that asks first (`Expect: 100-continue`) is not told to go on; the door sees to
+/// it that the answer can be read all the same.
 ///
 /// # Errors
 /// [`BodyError`]
 pub async fn read_body(mut body: Body, limit: usize, patience: Duration) -> Result<Bytes, BodyError> {
     let announced = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
     if announced > limit {
-        return Err(too_large(body, limit).await);
+        return Err(BodyError::TooLarge { limit });
     }
     let read = async {
         let mut all = BytesMut::new();
@@ -50,7 +48,7 @@ pub async fn read_body(mut body: Body, limit: usize, patience: Duration) -> Resu
                 Ok(Some(Ok(frame))) => {
                     let data = frame.into_data().unwrap_or_default();
                     if data.len() > limit - all.len() {
-                        return Err(too_large(body, limit).await);
+                        return Err(BodyError::TooLarge { limit });
                     }
                     all.extend_from_slice(&data);
                 }
@@ -58,20 +56,4 @@ pub async fn read_body(mut body: Body, limit: usize, patience: Duration) -> Resu
         }
     };
     tokio::time::timeout(LIMIT, read).await.unwrap_or(Err(BodyError::TimedOut))
-}
-
-async fn too_large(mut body: Body, limit: usize) -> BodyError {
-    let drain = async {
-        let mut left = DRAINED_BYTES;
-        while let Some(Ok(frame)) = body.frame().await {
-            let length = frame.data_ref().map_or(0, Bytes::len);
-            match left.checked_sub(length) {
-                Some(rest) => left = rest,
-                None => return,
-            }
-        }
-    };
-    // Whoever sends more than that is cut off.
-    let _ = tokio::time::timeout(DRAIN_LIMIT, drain).await;
-    BodyError::TooLarge { limit }
 }

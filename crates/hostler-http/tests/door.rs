@@ -495,6 +495,19 @@ async fn a_refusal_reaches_a_client_that_is_still_sending() {
 }
 
 #[tokio::test]
+async fn who_asks_first_is_not_told_to_send_what_is_too_much() {
+    let house = House::local();
+    let head =
+        "POST /read HTTP/1.1\r\nHost: localhost\r\nContent-Length: 999999999\r\nExpect: 100-continue\r\n\r\n";
+    let answer = ask(house.tcp(), head).await;
+    assert!(answer.starts_with("HTTP/1.1 200 ") && answer.ends_with("more than 1048576"), "{answer}");
+    let small = "POST /read HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\nExpect: 100-continue\r\nConnection: close\r\n\r\nab";
+    let answer = ask(house.tcp(), small).await;
+    assert!(answer.starts_with("HTTP/1.1 100 ") && answer.ends_with("2 bytes"), "{answer}");
+    house.close().await;
+}
+
+#[tokio::test]
 async fn connections_that_no_descriptor_is_left_for_wait_until_there_is_one() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let house = House::local();

@@ -171,18 +171,22 @@ impl AuditFile {
     /// Writes lines as far as it goes and says how far; begins a new line first where the last one is torn.
     fn write_and_release(&mut self, mut target: Target, lines: &[u8]) -> (usize, io::Result<()>) {
         let patience = self.writing.patience();
-        if self.line_end == LineEnd::Torn
-            && let (_, Err(error)) = target.write(b"\n", patience)
-        {
-            return (0, Err(error));
-        }
-        let (done, result) = target.write(lines, patience);
+        let begun = match self.line_end {
+            LineEnd::Torn => target.write(b"\n", patience).1,
+            LineEnd::Whole => Ok(()),
+        };
+        let (done, result) = match begun {
+            Ok(()) => target.write(lines, patience),
+            Err(error) => (0, Err(error)),
+        };
         if let Some(last) = lines[..done].last() {
             self.line_end = if *last == b'\n' { LineEnd::Whole } else { LineEnd::Torn };
         }
-        if result.is_ok() {
+        let is_full = result.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock);
+        if result.is_ok() || is_full {
             target.unlock();
-            // A file that refused a write is opened anew: it may have been replaced by then.
+            // A file that refused a write is opened anew: it may have been replaced by then. A pipe that is full is kept open,
+            // or its reader would see an end.
             self.target = Some(target);
         }
         (done, result)

@@ -110,7 +110,12 @@ impl Target {
                 Ok(0) => return (done, Err(io::ErrorKind::WriteZero.into())),
                 Ok(count) => done += count,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock && self.has_room(patience) => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    if !self.has_room(patience) {
+                        let full = io::Error::new(error.kind(), "the pipe is full, its reader is behind");
+                        return (done, Err(full));
+                    }
+                }
                 Err(error) => return (done, Err(error)),
             }
         }

@@ -1,7 +1,9 @@
 //! The audit file on a real file system.
 
 use std::collections::BTreeMap;
+use std::error::Error;
 use std::fs::{self, OpenOptions, Permissions};
+use std::io::Read;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
@@ -187,11 +189,17 @@ fn a_pipe_whose_reader_reads_loses_nothing_however_much_comes_at_once() {
 #[test]
 fn a_pipe_whose_reader_is_behind_is_not_waited_for_again_and_again() {
     let folder = TempDir::new().unwrap();
-    let (path, _reader) = fifo(&folder);
+    let (path, mut reader) = fifo(&folder);
     let mut log = log(&path, 0, 5);
     let errors: Vec<_> = (0..2000).filter_map(|number| trouble(note(&mut log, number))).collect();
     assert_eq!(errors.len(), 1);
+    assert!(errors[0].source().unwrap().to_string().contains("its reader is behind"));
     assert!(log.lost() > 0);
+    // The pipe stays open: its reader has all that is in it, and sees no end.
+    let mut read = Vec::new();
+    let end = reader.read_to_end(&mut read).unwrap_err();
+    assert_eq!(end.kind(), io::ErrorKind::WouldBlock);
+    assert!(!read.is_empty());
 }
 
 #[test]
